@@ -8,7 +8,6 @@ queues.
 
 from collections.abc import Container, Mapping
 from functools import partial
-from itertools import islice
 
 from baton.system.clock import Clock
 from baton.wire.failures import Incompatible
@@ -187,10 +186,11 @@ class Fleet:
 
     def take_lease(self, worker_id: str, lease: SlotLease) -> None:
         """Count a request that is on its way to this worker."""
-        for request_id, (expires_at, _) in list(islice(self._sent.items(), _NUM_SENT_CHECKED)):
-            if expires_at > self._clock.now():
+        for _ in range(_NUM_SENT_CHECKED):
+            oldest = next(iter(self._sent), None)
+            if oldest is None or self._sent[oldest][0] > self._clock.now():
                 break
-            del self._sent[request_id]
+            del self._sent[oldest]
         worker = self._by_id[worker_id]
         worker.leases.take(lease)
         _, workers = self._sent.setdefault(lease.request_id, (lease.expires_at, []))

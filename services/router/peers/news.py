@@ -48,30 +48,28 @@ class PeerNewsLog:
 
     def placed(self, wanted: PickRequest, placement: Placement) -> None:
         """Tell that a request got its workers; not called without peers."""
-        placed = peers_pb2.Placed(
-            request_id=wanted.request_id,
-            model_fp=wanted.model_fp,
-            slots=[
-                peers_pb2.GivenSlots(
-                    worker_id=worker_id,
-                    num_sequences=lease.num_sequences,
-                    num_blocks=lease.num_blocks,
-                    num_prefill_tokens=lease.num_prefill_tokens,
-                )
-                for worker_id, lease in placement.leases
-            ],
-            tenant=wanted.turn.tenant,
-            priority=wanted.turn.priority,
-            service_s=0.0 if wanted.has_begun else placement.engine_s / wanted.turn.weight,
-            is_first=not wanted.excluded,
-            session=wanted.session,
-        )
+        event = peers_pb2.PeerEvent()
+        placed = event.placed  # in place: a message that is put into another one is copied
+        placed.request_id = wanted.request_id
+        placed.model_fp = wanted.model_fp
+        for worker_id, lease in placement.leases:
+            placed.slots.add(
+                worker_id=worker_id,
+                num_sequences=lease.num_sequences,
+                num_blocks=lease.num_blocks,
+                num_prefill_tokens=lease.num_prefill_tokens,
+            )
+        placed.tenant = wanted.turn.tenant
+        placed.priority = wanted.turn.priority
+        placed.service_s = 0.0 if wanted.has_begun else placement.engine_s / wanted.turn.weight
+        placed.is_first = not wanted.excluded
+        placed.session = wanted.session
         if placement.sent is not None:
             response = placement.response
             placed.prompt.worker_id = response.prefill.worker_id or response.decode.worker_id
             placed.prompt.marks.extend(placement.sent.marks)
             placed.prompt.expected_s = placement.sent.expected_s
-        self._tell(peers_pb2.PeerEvent(placed=placed))
+        self._tell(event)
 
     def ended(self, request_id: str) -> None:
         """Tell that a request is not on its way to any worker."""

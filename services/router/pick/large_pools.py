@@ -19,7 +19,6 @@ from services.router.fleet.reported import DECODE, PREFILL
 from services.router.fleet.speeds import Speeds
 from services.router.fleet.views import NO_OTHERS, Demand, Others, Policy
 from services.router.fleet.worker import Worker
-from services.router.pick.sessions import SESSION_TOKENS
 from services.router.pick.shortlist import Candidates, Shortener
 from services.router.settings import Settings
 
@@ -117,11 +116,10 @@ class LargePools:
         is_unfit = columns.unfit(now)
         if kept_away:
             is_unfit[self._rows(columns, kept_away)] = True
-        (shape,) = columns.shapes
-        missing = np.maximum(demand.num_prompt_tokens - cached_blocks * shape.block_size, 1.0)
-        for row in self._rows(columns, demand.session):
-            missing[row] = max(missing[row] - SESSION_TOKENS, 1.0)
-        return Candidates(columns, columns.rates(others, now), is_unfit, cached_blocks, missing)
+        session_rows = self._rows(columns, demand.session)
+        return Candidates(
+            columns, columns.rates(others, now), is_unfit, cached_blocks, session_rows
+        )
 
     def _rows(self, columns: PoolColumns, worker_ids: Collection[str]) -> list[int]:
         """The rows of those workers that are in this pool. A peer may name one that this router has

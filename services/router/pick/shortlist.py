@@ -16,6 +16,7 @@ import numpy as np
 from services.router.fleet.columns import Column, Figure, Mask, PoolColumns, PoolRates
 from services.router.fleet.views import NO_OTHERS, Demand, Others, Policy, PrefillMode
 from services.router.pick.costs import NOISE_FACTOR
+from services.router.pick.sessions import SESSION_TOKENS
 
 # Pools up to this size are scored worker by worker: that is as fast, and the reasons name all.
 MAX_PLAIN = 16
@@ -28,14 +29,29 @@ class Candidates(NamedTuple):
     """One pool at the moment of a pick: its figures and the state that belongs to the request.
 
     `is_unfit` has the workers that this request must not get, `cached_blocks` its blocks in each
-    cache, and `missing` the prompt tokens that count as not cached.
+    cache, and `session_rows` the workers of its session.
     """
 
     columns: PoolColumns
     rates: PoolRates
     is_unfit: Mask
     cached_blocks: Column
-    missing: Column
+    session_rows: Sequence[int]
+
+    def missing_tokens(self, num_prompt_tokens: int, block_size: int) -> Column:
+        """The prompt tokens that each worker lacks, with the bonus of its session."""
+        missing = np.maximum(num_prompt_tokens - self.cached_blocks * block_size, 1.0)
+        for row in self.session_rows:
+            missing[row] = max(missing[row] - SESSION_TOKENS, 1.0)
+        return missing
+
+    def missing_blocks(self, num_prompt_tokens: int, block_size: int) -> Column:
+        """The blocks that hold these tokens."""
+        missing = np.maximum(-(-num_prompt_tokens // block_size) - self.cached_blocks, 1.0)
+        for row in self.session_rows:
+            num_blocks = -(-(num_prompt_tokens - SESSION_TOKENS) // block_size)
+            missing[row] = max(num_blocks - self.cached_blocks[row], 1.0)
+        return missing
 
 
 class Shortlist(NamedTuple):
@@ -65,7 +81,8 @@ class Shortener:
         # By the zone of the prefill workers.
         soonest_s: dict[str, float] = {}
         if prefills is not None and demand.mode is not PrefillMode.LOCAL:
-            tokens = prefills.columns[Figure.QUEUED_TOKENS] + prefills.missing
+            missing = prefills.missing_tokens(demand.num_prompt_tokens, shape.block_size)
+            tokens = prefills.columns[Figure.QUEUED_TOKENS] + missing
             until_s = tokens / prefills.rates.prefill_per_s()
             num_prompt_blocks = -(-(demand.num_prompt_tokens + 1) // shape.block_size)
             until_s[prefills.is_unfit] = np.inf
@@ -164,18 +181,22 @@ class _DecodeScores:
                 may_take = fits & (needed <= columns[Figure.NUM_BLOCKS])
             has_room = has_slots & (columns[Figure.BLOCKS_TO_PROMISE] >= needed)
             first_token_s = self._handoff_s(zone) + (wait_s + partner_s)
-            ways.append(_Way(may_take, has_room, first_token_s, self._zone_s(zone) + itl_s))
+            ways.append(_Way(may_take, has_room, first_token_s, self._later_s(zone, itl_s)))
         if self._demand.mode is not PrefillMode.REMOTE:
             needed = np.minimum(needed, columns[Figure.NUM_BLOCKS])
             has_room = has_slots & (columns[Figure.BLOCKS_FREE] >= needed)
-            first_token_s, later_s = self._local_s(idle_step_s), self._streams_s() + itl_s
-            ways.append(_Way(self._may_be_local(fits), has_room, first_token_s, later_s))
+            missing = self._pool.missing_tokens(
+                self._demand.num_prompt_tokens, self._shape.block_size
+            )
+            first_token_s = self._local_s(missing, idle_step_s)
+            later_s = self._streams_s(missing) + itl_s
+            ways.append(_Way(self._may_be_local(fits, missing), has_room, first_token_s, later_s))
         return ways
 
-    def _may_be_local(self, fits: Mask) -> Mask:
+    def _may_be_local(self, fits: Mask, missing: Column) -> Mask:
         if self._demand.max_local_tokens is None:
             return fits
-        is_short: Mask = self._pool.missing <= self._demand.max_local_tokens
+        is_short: Mask = missing <= self._demand.max_local_tokens
         return fits & is_short
 
     def _roomiest(self, ways: Sequence[_Way], lowest: Callable[[Column], list[int]]) -> list[int]:
@@ -234,7 +255,8 @@ class _DecodeScores:
     def _handoff_s(self, prefill_zone: str) -> Column:
         """Seconds of the handoff from a prefill worker of this zone."""
         rates, policy = self._pool.rates, self._policy
-        num_bytes = np.ceil(self._pool.missing / self._shape.block_size) * self._shape.block_bytes
+        missing = self._pool.missing_blocks(self._demand.num_prompt_tokens, self._shape.block_size)
+        num_bytes = missing * self._shape.block_bytes
         least_s, per_s = rates.small_handoff_s(), rates.handoff_per_s()
         handoff_s = least_s + num_bytes / per_s
         for zone, is_there in self._pool.columns.zones.items():
@@ -251,22 +273,25 @@ class _DecodeScores:
             return idle_step_s
         return np.where(self._is_running(), rates.step_wait_s(), idle_step_s)
 
-    def _zone_s(self, prefill_zone: str) -> Column | float:
-        """The cost of leaving the zone."""
+    def _later_s(self, prefill_zone: str, itl_s: Column) -> Column:
+        """The cost of slower output and of leaving the zone."""
         zones = self._pool.columns.zones
         far = [zones[zone] for zone in zones if prefill_zone and zone not in ("", prefill_zone)]
-        return self._policy.far_handoff_cost_s * np.logical_or.reduce(far) if far else 0.0
+        if not far:
+            return itl_s
+        later_s: Column = itl_s + self._policy.far_handoff_cost_s * np.logical_or.reduce(far)
+        return later_s
 
-    def _local_s(self, idle_step_s: float) -> Column:
+    def _local_s(self, missing: Column, idle_step_s: float) -> Column:
         """Seconds until the decode worker has prefilled the prompt itself."""
         columns = self._pool.columns
-        tokens = columns[Figure.QUEUED_TOKENS] + self._pool.missing
+        tokens = columns[Figure.QUEUED_TOKENS] + missing
         chunk = columns[Figure.CHUNK_TOKENS]
         num_steps = np.where(chunk > 0, np.ceil(tokens / np.maximum(chunk, 1)), 1)
         steps_s = np.where(self._is_running(), num_steps * self._step_s, idle_step_s)
         return tokens / self._pool.rates.prefill_per_s() + steps_s
 
-    def _streams_s(self) -> Column:
+    def _streams_s(self, missing: Column) -> Column:
         """Seconds that a local prefill costs the streams on the decode worker, weighted."""
-        own_s = self._pool.missing / self._pool.rates.prefill_per_s()
+        own_s = missing / self._pool.rates.prefill_per_s()
         return self._policy.itl_weight * self._pool.columns[Figure.NUM_RUNNING] * own_s
