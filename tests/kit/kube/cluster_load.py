@@ -126,5 +126,7 @@ def right_texts(outcomes: list[Outcome]) -> dict[int, str]:
     return texts
 
 
-def errors(outcomes: list[Outcome]) -> Counter[str]:
-    return Counter(outcome.error for outcome in outcomes if outcome.error)
+def told(outcomes: list[Outcome], may_break: bool) -> Counter[str]:
+    """Errors, by text; with `may_break` those alone that came as an answer."""
+    failures = (outcome.error for outcome in outcomes if outcome.error)
+    return Counter(text for text in failures if not may_break or text.startswith("ValueError"))

@@ -90,6 +90,12 @@ class Namespace:
             self.kubectl("rollout", "restart", workload)
             self.kubectl("rollout", "status", workload, f"--timeout={COMMAND_TIMEOUT_S - 5}s")
 
+    def renew(self, component: str) -> None:
+        """Replace all pods of a component at once, and wait for the new ones."""
+        label = f"app.kubernetes.io/component={component}"
+        self.kubectl("delete", "pods", "-l", label, "--wait")
+        self.wait_until_whole()
+
     def is_whole(self) -> bool:
         """Every pod is ready, and none is leaving."""
         items = self.get("pods", "-l", "app.kubernetes.io/name=baton")["items"]
