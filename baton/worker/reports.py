@@ -66,7 +66,7 @@ def register_message(
         software_version=_software_version(),
         zone=zone,
         engine=info.engine,
-        unsupported=info.unsupported,
+        unsupported=[*info.unsupported, *(() if info.pooling is not None else ("embeddings",))],
     )
 
 

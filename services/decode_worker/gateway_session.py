@@ -123,6 +123,9 @@ class GatewaySession:
         if submit.model_fp != model_fp:
             raise failures.Incompatible(f"model_fp {submit.model_fp} != {model_fp} here")
         check_cache_key(submit.cache_key)
+        if submit.pools and self._deps.dispatcher.info.pooling is None:
+            message = "the engine of this worker gives no vectors"
+            raise failures.InvalidRequest(message, reason="not_an_embedding_model")
         if len(self._partial) >= MAX_PARTIAL_PROMPTS:
             raise failures.Overloaded(f"{MAX_PARTIAL_PROMPTS} prompts are unfinished already")
         older = self._attempts.get(self._handles.get(submit.request_id, -1))

@@ -7,6 +7,7 @@ from baton.model.device import choose_device, make_runner
 from baton.model.load.load import LoadOptions, load_model
 from baton.model.load.load_error import LoadError
 from baton.model.load.memory_need import LargestStep, MemoryNeed
+from baton.testing.tiny_models import make_embedding_model
 from tests import needs
 
 HAS_GPU = torch.cuda.is_available()
@@ -17,6 +18,13 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(monkeypatch):
     assert choose_device("auto").type == choose_device("cpu").type == "cpu"
     with pytest.raises(LoadError, match="no GPU"):
         choose_device("cuda")
+
+
+def test_a_model_that_gives_vectors_is_refused_on_a_gpu(tmp_path):
+    make_embedding_model("qwen3", tmp_path / "m", "lasttoken")
+    loaded = load_model(str(tmp_path / "m"), LoadOptions(dtype="float32"))
+    with pytest.raises(LoadError, match="gives vectors, which need --device cpu"):
+        make_runner(loaded, LargestStep(), torch.device("cuda"), has_graphs=True)
 
 
 def test_a_model_is_checked_and_measured_before_it_gets_graphs(model_folder, monkeypatch):

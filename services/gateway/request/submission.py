@@ -214,6 +214,7 @@ class Submission:
             "n": sampling.num_choices > 1 and not sampling.use_beam_search,
             "prompt_logprobs": self._num_prompt_logprobs() >= 0,
             "response_format": sampling.WhichOneof("structured_output") is not None,
+            "embeddings": self._job.request.vector is not None,
         }
         return [name for name, is_needed in is_there.items() if is_needed]
 

@@ -3,6 +3,7 @@
 from baton.engine.protocol.messages import Finished, Started
 from baton.engine.protocol.pooled_messages import Pooled
 from baton.testing.virtual_clock import virtual
+from baton.wire.pooling import Pooling
 from baton.wire.v1 import worker_pb2
 from services.decode_worker.step_merge import MAX_FRAME_VECTOR_BYTES, StepMerge
 from tests.unit.decode_worker.conftest import worker
@@ -13,6 +14,7 @@ from tests.unit.decode_worker.test_attempt import finishes_of, submitted
 async def test_the_vector_of_a_prompt_is_in_its_finish_and_no_token_comes() -> None:
     async with worker() as w:
         gateway = await w.gateway()
+        w.deps.dispatcher.info.pooling = Pooling("last", 4)
         # A prefill worker that was picked nevertheless is not asked.
         add = await submitted(w, gateway, pools=True, prefill_endpoint="p1:1")
         assert (add.kind, add.pools) == ("local", True)
@@ -28,6 +30,15 @@ async def test_the_vector_of_a_prompt_is_in_its_finish_and_no_token_comes() -> N
         assert side.prefill.num_cached_tokens == 4
         stages = [stage.name for stage in side.finish.stages]
         assert stages == ["prefill.queue", "prefill.compute", "decode"]
+
+
+@virtual
+async def test_an_engine_that_gives_no_vectors_is_not_asked_for_any() -> None:
+    async with worker() as w:
+        gateway = await w.gateway()
+        await gateway.submit(pools=True)
+        refused = (await gateway.read()).refused
+        assert refused.failure.reason == "not_an_embedding_model"
 
 
 @virtual

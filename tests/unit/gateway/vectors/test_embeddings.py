@@ -57,6 +57,7 @@ def test_the_vector_of_a_text_is_told_with_the_tokens_that_it_has() -> None:
         [submit], [picked] = fleet.worker.submits, fleet.router.picked
         assert submit.pools
         assert picked.local_prefill
+        assert picked.needs == ["embeddings"]
 
     simulate(scenario, prepare=embedder())
 
