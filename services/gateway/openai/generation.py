@@ -179,6 +179,8 @@ class Thread(msgspec.Struct, frozen=True):
     is_background: bool = False
     # The oldest items are left out when the prompt is too long.
     truncates: bool = False
+    # Items of the input name stored ones.
+    has_references: bool = False
     tenant: str = ""
     earlier_json: bytes = b"[]"
 

@@ -72,7 +72,7 @@ def parse(body: bytes) -> GenerationRequest:
     """The request in a response's body. Raises InvalidRequest."""
     fields = to_struct(decode_object(body), ResponseFields, UNSUPPORTED)
     reasoning = fields.reasoning or response_reasoning.ReasoningFields()
-    prompt = prompt_of(fields.input, fields.instructions or "", _tools(fields))
+    prompt = prompt_of(_without_references(fields), fields.instructions or "", _tools(fields))
     template_kwargs = msgspec.json.encode(template_kwargs_of(reasoning.effort))
     return GenerationRequest(
         endpoint="responses",
@@ -90,6 +90,23 @@ def parse_to_count(body: bytes) -> GenerationRequest:
     """The request for the number of its prompt's tokens, in the same form. Raises
     InvalidRequest."""
     return replace(parse(body), endpoint="responses.input_tokens", stream=False)
+
+
+def is_reference(item: Any) -> bool:
+    """True for an item that only names a stored one (stored/references.py)."""
+    return isinstance(item, dict) and item.get("type") == "item_reference"
+
+
+def _has_references(fields: ResponseFields) -> bool:
+    return isinstance(fields.input, list) and any(map(is_reference, fields.input))
+
+
+def _without_references(fields: ResponseFields) -> Any:
+    """The input with empty turns in the place of references, until they are known."""
+    if not _has_references(fields):
+        return fields.input
+    empty = {"role": "user", "content": ""}
+    return [empty if is_reference(item) else item for item in fields.input]
 
 
 def prompt_of(items: Any, instructions: str, tools: Tools | None) -> ChatMessages:
@@ -145,6 +162,7 @@ def _thread(fields: ResponseFields) -> Thread:
         is_stored=fields.store is not False,
         is_background=bool(fields.background),
         truncates=fields.truncation == "auto",
+        has_references=_has_references(fields),
     )
 
 

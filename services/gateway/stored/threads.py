@@ -28,6 +28,7 @@ from services.gateway.request.job import ValidRequest
 from services.gateway.request.room import LARGE_BODY_BYTES, Bodies
 from services.gateway.stored.items import named_items, output_items
 from services.gateway.stored.reading import not_found, status_of
+from services.gateway.stored.references import with_items
 from services.gateway.stored.store import TOO_LARGE, Fields, Store
 from services.gateway.stored.truncation import encode_fitting
 from services.gateway.tenants.principal import Principal
@@ -51,10 +52,14 @@ class StoredThreads:
         if store is None or not store.keeps(principal.tenant):
             return _without_store(request, thread)
         thread = msgspec.structs.replace(thread, tenant=principal.tenant)
-        if not thread.previous_response_id and not thread.conversation_id:
+        is_continued = bool(thread.previous_response_id or thread.conversation_id)
+        if not is_continued and not thread.has_references:
             return replace(request, thread=thread)
-        earlier = await _earlier(store, thread)
-        thread = msgspec.structs.replace(thread, earlier_json=earlier)
+        if thread.has_references:
+            thread = await with_items(store, thread)
+        if is_continued:
+            earlier = await _earlier(store, thread)
+            thread = msgspec.structs.replace(thread, earlier_json=earlier)
         prompt = request.prompt
         assert isinstance(prompt, ChatMessages)
         turns = await self._turns(request, thread)
@@ -212,6 +217,7 @@ def _without_store(request: GenerationRequest, thread: Thread) -> GenerationRequ
         "previous_response_id": thread.previous_response_id,
         "conversation": thread.conversation_id,
         "background": thread.is_background,
+        "input": thread.has_references,
     }
     for name, value in wanted.items():
         if value:

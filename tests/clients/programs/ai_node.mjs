@@ -39,6 +39,13 @@ const paths = (model) => ({
     const stopWhen = stepCountIs(3);
     checkWeather((await pieces({ model, prompt: WEATHER, tools, stopWhen })).join(""));
   },
+  async "several turns"() {
+    const messages = [{ role: "user", content: WEATHER }];
+    const stopWhen = stepCountIs(3);
+    const first = await generateText({ model, messages, tools, stopWhen });
+    messages.push(...first.response.messages, { role: "user", content: QUESTION });
+    checkAnswer((await generateText({ model, messages })).text);
+  },
   async structured() {
     const output = Output.object({ schema: Person });
     checkPerson((await generateText({ model, prompt: FACTS, output })).output);

@@ -425,7 +425,7 @@ def test_response_input_becomes_a_conversation() -> None:
         ({"input": ""}, "invalid_value", "input"),
         ({"input": []}, "invalid_value", "input"),
         ({"input": [3]}, "invalid_value", "input[0]"),
-        ({"input": [{"type": "item_reference"}]}, "unsupported_content", "input[0].type"),
+        ({"input": [{"type": "computer_call"}]}, "unsupported_content", "input[0].type"),
         ({"input": [{"role": "user", "content": 3}]}, "invalid_value", "input[0].content"),
         ({"input": [{"role": "x", "content": "a"}]}, "invalid_value", "input[0].role"),
         (

@@ -1,0 +1,83 @@
+"""Items of an input that only name a stored item, which takes their place.
+
+An item's name holds that of its request, and so of its response: no index of items is kept. An
+item that its client named itself cannot be found.
+"""
+
+import re
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+
+from baton.wire.failures import InvalidRequest, quoted
+from services.gateway.openai import limits
+from services.gateway.openai.generation import Thread
+from services.gateway.openai.responses import is_reference
+from services.gateway.stored.items import output_items
+from services.gateway.stored.store import Store, too_large
+
+_NAME = re.compile(r"[a-z]+_(req_[0-9a-z]+)(?:_[0-9]+)?")
+
+Items = dict[str, dict[str, Any]]
+
+
+class _Reference(msgspec.Struct, forbid_unknown_fields=True):
+    id: limits.UserId
+    type: str
+
+
+async def with_items(store: Store, thread: Thread) -> Thread:
+    """The thread with stored items in the place of references. Raises InvalidRequest when one is
+    not stored, Unavailable."""
+    given: list[Any] = msgspec.json.decode(thread.input_json)
+    names = {
+        index: _name_of(item, f"input[{index}]")
+        for index, item in enumerate(given)
+        if is_reference(item)
+    }
+    found = await _found(store, thread.tenant, set(names.values()))
+    for index, name in names.items():
+        if name not in found:
+            param = f"input[{index}].id"
+            message = f"{param}: no item {quoted(name)} is stored here"
+            raise InvalidRequest(message, reason="previous_response_not_found", param=param)
+        given[index] = found[name]
+    input_json = msgspec.json.encode(given)
+    if len(input_json) > store.max_object_bytes:
+        raise too_large("input with the items that it names")
+    return msgspec.structs.replace(thread, input_json=input_json, has_references=False)
+
+
+def _name_of(item: Any, place: str) -> str:
+    try:
+        return msgspec.convert(item, _Reference).id
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{place}: {error}", param=place) from None
+
+
+async def _found(store: Store, tenant: str, names: set[str]) -> Items:
+    """The stored items that have these names."""
+    by_response = defaultdict(set)
+    for name in names:
+        parts = _NAME.fullmatch(name)
+        if parts is not None:
+            by_response[f"resp_{parts[1]}"].add(name)
+    found: Items = {}
+    for response_id, wanted in by_response.items():
+        found |= await _items_of(store, tenant, response_id, wanted)
+    return found
+
+
+async def _items_of(store: Store, tenant: str, response_id: str, wanted: set[str]) -> Items:
+    """Items of a response, those of its output before those of its input."""
+    (response,) = await store.read(tenant, response_id, "response")
+    if response is None:
+        return {}
+    output = output_items(msgspec.json.decode(response))
+    found = {item["id"]: item for item in output if item["id"] in wanted}
+    if len(found) < len(wanted):
+        (before,) = await store.read(tenant, response_id, "input")
+        items = [] if before is None else msgspec.json.decode(before)
+        found = {item["id"]: item for item in items if item["id"] in wanted} | found
+    return found
