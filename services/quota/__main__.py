@@ -21,7 +21,7 @@ from services.quota.admin.api import AdminApi
 from services.quota.admin.server import AdminServer
 from services.quota.archive import Archiver
 from services.quota.bootstrap_key import BootstrapKey
-from services.quota.ledger import LeaseTerms, Ledger, TenantMeter, store_time_ms
+from services.quota.ledger import LeaseTerms, Ledger, store_time_ms
 from services.quota.prices import Prices
 from services.quota.recent_settles import RecentSettles
 from services.quota.registry import Registry, Source, read_in_thread
@@ -30,6 +30,7 @@ from services.quota.revocations import Revocations
 from services.quota.servicer import QuotaServicer
 from services.quota.settings import PREFIX, Settings
 from services.quota.store import RedisStore
+from services.quota.tenant_meter import TenantMeter
 from services.quota.upkeep import every, keep_files_loaded, keep_reaping
 from services.quota.worker_archive import WorkerArchive
 

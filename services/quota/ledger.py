@@ -33,6 +33,7 @@ from services.quota.outcomes import (
 from services.quota.prices import Prices
 from services.quota.registry import Registry
 from services.quota.store import Argument, Store, StoreRefused
+from services.quota.tenant_meter import TenantMeter
 
 MAX_REQUEST_TOKENS = 2**40
 # One script call blocks the store for as long as it runs; this many leases take 1 to 3 ms.
@@ -46,10 +47,10 @@ _VALUES_OF_RENEWAL = 6
 _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 _NAME = re.compile(_PART)
 _TENANT = re.compile(rf"{_PART}(/{_PART})?")
-# The tenants without a label of their own; the parentheses keep it apart from names of tenants.
-OTHERS = "(others)"
 _PRINTABLE = re.compile(rf"[\x21-\x7e]{{1,{_MAX_ID_CHARS}}}")
 
+_RESERVATIONS = {each: instruments.QUOTA_RESERVATIONS.labels(each) for each in ReserveOutcome}
+_SETTLES = {each: instruments.QUOTA_SETTLES.labels(each) for each in SettleOutcome}
 _STATES = {
     RenewOutcome.HELD: quota_pb2.LeaseState.STATE_HELD,
     RenewOutcome.SHORT: quota_pb2.LeaseState.STATE_SHORT,
@@ -70,44 +71,6 @@ class LeaseTerms:
 def store_time_ms() -> int:
     """Return 0, which lets each script read the store's own time."""
     return 0
-
-
-class TenantMeter:
-    """Counts per tenant, for dashboards and alerts: a bounded number of tenants by name.
-
-    Prometheus keeps a label for good, so the first `max_tenants` tenants of a process get their own
-    and all others share one. The usage archive is what bills are made from, not these counters:
-    they begin at zero with their process.
-    """
-
-    def __init__(self, max_tenants: int) -> None:
-        """With `max_tenants` 0 all tenants share one label."""
-        self._max_tenants = max_tenants
-        self._named: set[str] = set()
-
-    def reserved(self, tenant: str, outcome: str) -> None:
-        """Count an answered reservation."""
-        instruments.QUOTA_TENANT_REQUESTS.labels(self._label(tenant), outcome).inc()
-
-    def settled(self, usage: quota_pb2.UsageRecord) -> None:
-        """Count what a usage record has; not called for a repeated settle."""
-        tokens = instruments.QUOTA_TENANT_TOKENS
-        tenant = self._label(usage.tenant)
-        tokens.labels(tenant, "prompt").inc(usage.num_prompt_tokens)
-        tokens.labels(tenant, "cached").inc(usage.num_cached_tokens)
-        tokens.labels(tenant, "output").inc(usage.num_output_tokens)
-        seconds, engine = instruments.QUOTA_TENANT_ENGINE_SECONDS, usage.engine
-        wasted_us = engine.cancelled_us + engine.migrated_us + engine.preempted_us
-        seconds.labels(tenant, "prefill").inc(engine.prefill_us / 1e6)
-        seconds.labels(tenant, "decode").inc(engine.decode_us / 1e6)
-        seconds.labels(tenant, "wasted").inc(wasted_us / 1e6)
-
-    def _label(self, tenant: str) -> str:
-        if tenant not in self._named:
-            if len(self._named) >= self._max_tenants:
-                return OTHERS
-            self._named.add(tenant)
-        return tenant
 
 
 class Ledger:
@@ -165,7 +128,7 @@ class Ledger:
             await self._registry.refresh()
             answer = await self._reserve(request)
         if not (request.replaces_estimate and answer.outcome is ReserveOutcome.GRANTED):
-            instruments.QUOTA_RESERVATIONS.labels(answer.outcome).inc()
+            _RESERVATIONS[answer.outcome].inc()
             self._meter.reserved(request.tenant, answer.outcome)
         if answer.outcome is not ReserveOutcome.GRANTED:
             raise refusal(answer, request)
@@ -215,7 +178,7 @@ class Ledger:
         if outcome is SettleOutcome.UNKNOWN_KEY:
             await self._registry.refresh()
             outcome = await self._settle(usage, key_must_be_known=False)
-        instruments.QUOTA_SETTLES.labels(outcome).inc()
+        _SETTLES[outcome].inc()
         is_repeated = outcome is SettleOutcome.REPEATED
         if not is_repeated:
             self._meter.settled(usage)

@@ -11,9 +11,10 @@ from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits, OwnerLimits
 from baton.wire.key_registry import Entries, KeyRecord
 from baton.wire.v1 import quota_pb2
-from services.quota.ledger import LeaseTerms, Ledger, TenantMeter
+from services.quota.ledger import LeaseTerms, Ledger
 from services.quota.registry import Registry
 from services.quota.store import RedisStore
+from services.quota.tenant_meter import TenantMeter
 
 SECRET = b"s" * 32
 # 2027-01-15 08:00:00 UTC, a Friday.

@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY
 
 from baton.wire import failures
 from baton.wire.v1 import failure_pb2, quota_pb2
-from services.quota.ledger import OTHERS, TenantMeter
+from services.quota.tenant_meter import OTHERS, TenantMeter
 
 
 def tokens(tenant: str, kind: str) -> float:
