@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.connection import parse_url
+from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
@@ -41,7 +41,43 @@ class PasswordFile(CredentialProvider):
         return self.get_credentials()
 
 
-class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
+class _QuickPool(BlockingConnectionPool):
+    """A pool that takes its locks, timers and events only while a caller waits for a connection.
+
+    With them redis-py makes 60 calls to hand out one that is there and to take it back, as many as
+    for the command itself.
+    """
+
+    _num_waiting = 0
+
+    async def get_connection(self, *names: Any, **options: Any) -> AbstractConnection:
+        if self._num_waiting or not self.can_get_connection():
+            return await self._wait_for_connection()
+        connection: AbstractConnection = self.get_available_connection()  # type: ignore[no-untyped-call]
+        try:
+            await self.ensure_connection(connection)
+        except BaseException:
+            await self.release(connection)
+            raise
+        return connection
+
+    async def release(self, connection: AbstractConnection) -> None:
+        if self._num_waiting or connection.should_reconnect():  # type: ignore[no-untyped-call]
+            await super().release(connection)
+        else:
+            self._in_use_connections.remove(connection)
+            self._available_connections.append(connection)
+
+    async def _wait_for_connection(self) -> AbstractConnection:
+        self._num_waiting += 1
+        try:
+            connection: AbstractConnection = await super().get_connection()  # type: ignore[no-untyped-call]
+            return connection
+        finally:
+            self._num_waiting -= 1
+
+
+class _SentinelPool(SentinelConnectionPool, _QuickPool):
     """Connections to the primary, for which callers wait when all are in use."""
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
@@ -72,7 +108,7 @@ def connect(
         return _cluster(url.replace(CLUSTER, "", 1), options)
     if scheme.endswith(SENTINEL):
         return _primary(url.replace(SENTINEL, "", 1), timeout_s, options)
-    return Redis.from_pool(BlockingConnectionPool.from_url(url, timeout=timeout_s, **options))
+    return Redis.from_pool(_QuickPool.from_url(url, timeout=timeout_s, **options))
 
 
 def _cluster(url: str, options: dict[str, Any]) -> RedisCluster:
