@@ -66,6 +66,18 @@ def test_nothing_is_computed_while_all_are_parked(core: DrivenCore) -> None:
     assert not core.progress.is_busy
 
 
+def test_parked_sequences_make_room_for_one_that_can_run(core: DrivenCore) -> None:
+    prompts = [[*range(start, start + 600)] for start in range(8)]
+    options = {"max_tokens": 4, "ignore_eos": True}
+    parked = [core.add(p, credit=1, cache_key=next(KEYS), **options) for p in prompts]
+    core.until(lambda: all(len(core.tokens.get(seq_id, ())) == 1 for seq_id in parked))
+    assert core.answer(LONG, **options) == core.answer(LONG, **options)
+    for seq_id in parked:
+        core.credit(seq_id, 4)
+    core.until(lambda: set(parked) <= core.finished.keys())
+    assert core.tokens[parked[0]] == core.answer(prompts[0], **options)
+
+
 @pytest.mark.parametrize("options", [{}, SAMPLED, {"frequency_penalty": 1.5}], ids=str)
 def test_an_answer_goes_on_behind_the_tokens_of_earlier_attempts(
     core: DrivenCore, options: dict[str, float]
@@ -154,6 +166,25 @@ def test_a_sampled_answer_is_handed_over_behind_earlier_tokens(core: DrivenCore)
     core.hand_over(source, target, first)
     core.until(lambda: target in core.finished)
     assert [*emitted, first, *core.tokens[target]] == whole
+
+
+def test_a_prompt_that_was_handed_over_waits_for_credit(core: DrivenCore) -> None:
+    whole = core.answer(LONG, max_tokens=8, ignore_eos=True)
+    options = {"max_tokens": 8, "ignore_eos": True}
+    source, first = core.prefill(LONG, cache_key=next(KEYS), **options)
+    target = core.add(LONG, kind="remote", cache_key=next(KEYS), credit=1, **options)
+    core.bind(target)
+    core.hand_over(source, target, first)
+    core.release(source)
+    step = -1
+    while core.progress.step != step:  # its blocks may be taken in
+        step = core.progress.step
+        core.snapshot()
+    assert target not in core.tokens
+    assert not core.progress.is_busy
+    core.credit(target, 8)
+    core.until(lambda: target in core.finished)
+    assert [first, *core.tokens[target]] == whole
 
 
 def test_only_blocks_that_are_not_cached_are_missing(core: DrivenCore, key: bytes) -> None:

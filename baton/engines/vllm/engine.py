@@ -90,18 +90,13 @@ class VllmEngine:
     def has_work(self) -> bool:
         """Another step could bring something without a new command."""
         scheduler = self._scheduler
-        if self.has_copies or scheduler.finished_req_ids:
+        if not self._copies.is_empty or scheduler.finished_req_ids:
             return True
         return not self._is_stuck and (
             any(self.may_run(request) for request in scheduler.running)
             or any(self._can_start(request) for request in scheduler.waiting)
             or any(self._can_start(request) for request in scheduler.kv_holding_waiting)
         )
-
-    @property
-    def has_copies(self) -> bool:
-        """Blocks are to be copied, or have come."""
-        return not self._copies.is_empty or bool(self._scheduler.finished_recving_kv_req_ids)
 
     def bind_pool(self, pool: memoryview) -> None:
         """Copy blocks that are handed over through this pool."""
@@ -143,7 +138,9 @@ class VllmEngine:
 
     def may_run(self, request: Any) -> bool:
         seq = self._seqs.get(request.request_id)
-        return seq is None or not (seq.is_parked or self._turns.must_wait(seq))
+        if seq is None or seq.is_remote:  # to find room for a prompt computes nothing
+            return True
+        return not (seq.is_parked or self._turns.must_wait(seq))
 
     def most_step_tokens(self) -> int:
         running = self._scheduler.running
@@ -197,7 +194,10 @@ class VllmEngine:
         self._refuse_without_room()
         # Nobody could run, and only a command can change that.
         self._is_stuck = not (
-            has_run or self._turns.are_limited or self.has_copies or self._events.num_preemptions
+            has_run
+            or self._turns.are_limited
+            or self._events.num_preemptions
+            or self._scheduler.finished_recving_kv_req_ids
         )
 
     def _probe(self) -> None:
@@ -392,7 +392,9 @@ class VllmEngine:
         return len(self._scheduler.running) + sum(seq.is_remote for seq in self._seqs.values())
 
     def _can_start(self, request: Any) -> bool:
-        return request.status.name != "WAITING_FOR_REMOTE_KVS" and self.may_run(request)
+        waits = request.status.name == "WAITING_FOR_REMOTE_KVS"
+        has_come = request.request_id in self._scheduler.finished_recving_kv_req_ids
+        return (has_come or not waits) and self.may_run(request)
 
     def _keep(self, events: StepEvents) -> None:
         """Before the first turn nobody listens."""
