@@ -39,6 +39,11 @@ LEARNING_S = 1.0
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patient_gateway() -> None:
+    """Take quota for away as soon as in production."""
+
+
 @contextmanager
 def quota_process(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     own = environment.to_environment(settings, PREFIX)
