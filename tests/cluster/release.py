@@ -55,6 +55,9 @@ class Release:
         if not classes:
             self.namespace.apply(*(self._volume(number) for number in range(NUM_VOLUMES)))
 
+    def is_there(self) -> bool:
+        return self.name in run("helm", "-n", self.namespace.name, "list", "-q").split()
+
     def forget(self) -> None:
         self.namespace.delete()
         names = [f"{self.namespace.name}-{number}" for number in range(NUM_VOLUMES)]
