@@ -45,8 +45,10 @@ from services.gateway.clients.protocols import CallContext, WorkerStream
 
 ARTIFACT_TIMEOUT_S = 60.0
 MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
-# How long a request waits for any replica of a service, when none is there.
+# How long a request waits for any replica of quota, when none is there: leases bridge an outage.
 PATIENCE_S = 0.9
+# And for a tokenizer, which nothing stands for: as long as a router waits for a worker.
+TOKENIZER_PATIENCE_S = 5.0
 LARGE_PROMPT_BYTES = 64 * 1024
 # A call to quota that is silent for so long is made again, over another connection.
 HUNG_S = 0.1
@@ -185,7 +187,7 @@ class GrpcTokenizer:
         calls = self._large_calls if is_large else self._calls
         try:
             return await calls.call(
-                ENCODE, request, _terms(context, context.deadline_s, PATIENCE_S)
+                ENCODE, request, _terms(context, context.deadline_s, TOKENIZER_PATIENCE_S)
             )
         except Unavailable as error:
             if error.reason == "unavailable":

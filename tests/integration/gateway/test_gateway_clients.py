@@ -105,11 +105,24 @@ async def test_a_model_that_no_replica_has_loaded_is_refused_with_that_reason() 
         assert refused.value.reason == "no_tokenizer"
 
 
+async def test_a_request_waits_for_tokenizers_that_all_come_back() -> None:
+    async with two_replicas() as (replicas, client):
+        for replica in replicas:
+            assert replica.server is not None
+            await replica.server.stop(0)
+        waiting = asyncio.create_task(encode(client))
+        await asyncio.sleep(1.5)  # as long as they are away
+        assert not waiting.done()
+        for replica in replicas:
+            await replica.start(replica.endpoint)
+        await waiting
+
+
 async def test_a_tokenizer_that_is_down_is_no_news_about_internal_addresses() -> None:
     tokenizer = GrpcTokenizer([NOBODY], SystemClock())
     try:
         with pytest.raises(Unavailable) as encoding:
-            await tokenizer.encode(tokenizer_pb2.EncodeRequest(), CallContext("r1", deadline_s=60))
+            await tokenizer.encode(tokenizer_pb2.EncodeRequest(), CallContext("r1", deadline_s=1))
         with pytest.raises(Unavailable) as fetching:
             await tokenizer.artifact("fp-1")
     finally:
