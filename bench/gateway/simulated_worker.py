@@ -36,6 +36,7 @@ MAX_MODEL_LEN = 131_072
 OWN_STAGE = "simulated"
 _MAX_NUM_SEQS = 4096
 _NUM_BLOCKS = 1_000_000
+_BLOCK_SIZE = 16
 _NUM_WORDS = 64
 
 
@@ -215,7 +216,7 @@ def make_reports(settings: Settings) -> ReportLog:
         model_fp=model_fingerprint(folder),
         model_name=settings.model_name,
         kv_spec_digest="simulated",
-        block_size=settings.block_size,
+        block_size=settings.block_size or _BLOCK_SIZE,
         num_blocks=_NUM_BLOCKS,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=_MAX_NUM_SEQS,

@@ -2,9 +2,13 @@
 
 import asyncio
 
+from baton.demo_model import demo_model_path
+from baton.worker.settings import Settings
 from bench.gateway.gateway_report import render
 from bench.gateway.load_client import CountingConnection
 from bench.gateway.pace import AnswerPace
+from bench.gateway.simulated_worker import make_reports
+from services.router.fleet.reported import registration_of
 
 HEAD = b"HTTP/1.1 200 OK\r\nserver-timing: auth;dur=0.1, simulated;dur=20.5\r\n\r\n"
 
@@ -23,6 +27,11 @@ def test_a_pace_travels_in_the_seed_of_a_request() -> None:
     pace = AnswerPace(prefill_ms=400, step_us=3_600_000_000)
     assert pace.seed < 2**63
     assert AnswerPace.of_seed(pace.seed) == pace
+
+
+def test_a_router_takes_the_simulated_worker_with_its_settings_left_out() -> None:
+    reports = make_reports(Settings(worker_id="decode-1", model=str(demo_model_path())))
+    assert registration_of(reports.register).num_blocks > 0
 
 
 async def test_tokens_are_counted_however_they_are_cut_and_merged() -> None:
