@@ -56,6 +56,7 @@ class Stack:
 
     # Another one when parts of the stack are not the product's.
     program = "baton.cli"
+    start_timeout_s = START_TIMEOUT_S
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.home = Home(folder)
@@ -89,7 +90,7 @@ class Stack:
                 start_new_session=True,
             )
         try:
-            wait_until(self._ready, START_TIMEOUT_S)
+            wait_until(self._ready, self.start_timeout_s)
         except BaseException:
             # Whatever it started dies with it.
             self.process.kill()

@@ -18,6 +18,8 @@ VLLM_PYTHON = os.environ.get("BATON_VLLM_PYTHON", "")
 ENGINES = {"baton": EngineSpec("baton.worker.core_main")}
 if VLLM_PYTHON:
     ENGINES["vllm"] = EngineSpec("baton.engines.vllm.core_main", VLLM_PYTHON)
+else:
+    collect_ignore = ["test_vllm_stack.py"]
 OPTIONS = {
     "--model": str(MODEL),
     "--dtype": "float32",
