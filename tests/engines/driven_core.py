@@ -85,6 +85,17 @@ class DrivenCore:
         self.send(add)
         return self._last_seq_id
 
+    def add_together(self, *wanted: tuple[Sequence[int], dict[str, Any]]) -> list[int]:
+        """New sequences, which the core hears of at once; their ids."""
+        adds = []
+        for prompt, fields in wanted:
+            self._last_seq_id += 1
+            adds.append(engine_driver.add_sequence(self._last_seq_id, prompt, **fields))
+        seq_ids = [add.seq_id for add in adds]
+        self._open.update(seq_ids)
+        self.send(*adds)
+        return seq_ids
+
     def send(self, *commands: Command) -> None:
         async def send() -> None:
             for command in commands:

@@ -66,6 +66,15 @@ def test_nothing_is_computed_while_all_are_parked(core: DrivenCore) -> None:
     assert not core.progress.is_busy
 
 
+@pytest.mark.parametrize("first", [{"priority": 1}, {"is_quiet": True}], ids=str)
+def test_what_matters_more_goes_first(core: DrivenCore, first: dict[str, int]) -> None:
+    before = len(core.shared_steps)
+    loud = [([*range(start, start + 600)], {"max_tokens": 1}) for start in range(5)]
+    *others, important = core.add_together(*loud, (SHORT, {"max_tokens": 1, **first}))
+    core.until(lambda: {important, *others} <= core.finished.keys())
+    assert important in core.shared_steps[before]
+
+
 def test_parked_sequences_make_room_for_one_that_can_run(core: DrivenCore) -> None:
     prompts = [[*range(start, start + 600)] for start in range(8)]
     options = {"max_tokens": 4, "ignore_eos": True}

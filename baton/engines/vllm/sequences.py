@@ -100,7 +100,8 @@ def core_request(add: AddSequence, options: RowOptions, end_ids: list[int]) -> E
         lora_request=None,
         cache_salt=add.cache_key.hex(),
         data_parallel_rank=None,
-        priority=-add.priority,
+        # The least number goes first; a quiet tenant's goes before others of its priority.
+        priority=-(2 * add.priority + add.is_quiet),
     )
 
 
