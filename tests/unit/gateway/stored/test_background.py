@@ -333,7 +333,7 @@ def test_a_tenant_follows_so_many_streams_at_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(stored_responses, "MAX_FOLLOWED", 1)
 
     async def scenario(caller: Caller) -> None:
-        caller.fleet.worker.step_s = 10
+        caller.fleet.worker.step_s = 1
         fields = {"model": "demo", "input": "hi", "background": True, "stream": True}
         created = caller.begin("POST", "/v1/responses", fields)
         await asyncio.sleep(1)

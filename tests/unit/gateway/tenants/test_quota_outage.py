@@ -267,7 +267,7 @@ def test_a_quota_that_hangs_adds_ten_milliseconds_at_most_once_that_is_known() -
 
         loop.call_at(hung_s, hang)
         async with asyncio.TaskGroup() as tasks:
-            for number in range(50 * 10):
+            for number in range(50 * 6):
                 tasks.create_task(request(RecordingSink(), number))
         learning = [took for asked_s, took in took_s if hung_s - 0.5 < asked_s <= hung_s + 0.25]
         after = sorted(took for asked_s, took in took_s if asked_s > hung_s + 0.25)
