@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import groupby, repeat
 from operator import xor
 
 from baton.wire.failures import InvalidRequest
@@ -182,16 +183,14 @@ class PrefixIndex:
                 depth = end
                 end += _STRIDE
                 continue
-            for block_hash in hashes[depth:end]:
-                mask = find(block_hash, 0)
-                if mask is not known:  # else it has the same holders as the block before
-                    still = mask & holding
-                    if still != holding and depth:
-                        steps.append((holding ^ still, depth))
-                    holding, known = still, mask
-                    if not holding:
-                        break
-                depth += 1
+            for known, run in groupby(map(find, hashes[depth:end], repeat(0))):
+                still = known & holding
+                if still != holding and depth:
+                    steps.append((holding ^ still, depth))
+                holding = still
+                if not holding:
+                    break
+                depth += len(list(run))
             end += _STRIDE
         if holding and depth:
             steps.append((holding, depth))
