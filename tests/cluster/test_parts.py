@@ -19,7 +19,7 @@ from tests.kit.kube.real_cluster import run, wait_until
 
 ROOT = Path(__file__).parents[2]
 NAME = "spiffe://example/acme"
-TOKEN = "a-token-of-the-test"
+TOKEN = "a-token-that-is-long-enough"
 WORD = "forbidden"
 VALUES = {
     "quota": {"adminApi": {"existingSecret": "admin-token"}},
