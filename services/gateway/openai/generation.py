@@ -4,7 +4,7 @@ The endpoints of all APIs translate into GenerationRequest and back from Delta a
 pipeline between them knows only these.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
@@ -329,6 +329,8 @@ class Identity:
     # Of the first prompt, where there is a list of them.
     num_prompt_tokens: int = 0
     max_model_len: int = 0
+    # The counts at any time, as an answer that fails tells them.
+    usage_at: "Callable[[int], Usage] | None" = None
 
 
 @dataclass(frozen=True, slots=True)

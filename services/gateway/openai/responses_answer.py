@@ -92,7 +92,8 @@ class ResponsesAnswer:
         collected = self._collected.delta
         has_output = collected.text or collected.calls or collected.reasoning
         output = self._items.objects("incomplete") if has_output else []
-        response = self._response("failed", output, None)
+        usage_at = self._identity.usage_at
+        response = self._response("failed", output, usage_at and usage_at(0))
         response["error"] = _error_object(error)
         return self._filled(self._event("response.failed", response=response))
 

@@ -310,4 +310,5 @@ def _identity(job: Job, trace: RequestTrace) -> Identity:
         model_fp=job.model.model_fp,
         num_choices=job.request.num_choices,
         num_prompt_tokens=job.prompt.num_tokens,
+        usage_at=trace.usage.for_client,
     )

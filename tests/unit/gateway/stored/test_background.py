@@ -246,6 +246,9 @@ def test_a_failure_later_on_ends_the_response() -> None:
         ended = await until_ended(caller, f"/v1/responses/{answer.json['id']}")
         assert ended["status"] == "failed"
         assert ended["error"]["code"] == "server_error"
+        (record,) = caller.fleet.quota.settled
+        assert ended["usage"]["input_tokens"] == record.num_prompt_tokens > 0
+        assert ended["usage"]["output_tokens"] == record.num_output_tokens > 0
 
     with_store(scenario)
 
