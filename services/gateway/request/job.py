@@ -193,4 +193,5 @@ def _reasoning_of(job: Job) -> ReasoningReader | None:
 def _trail(job: Job, first_offset: int) -> LogprobTrail | None:
     if job.request.num_logprobs is None:
         return None
-    return LogprobTrail(_bytes_of(job), first_offset)
+    # Programs that score a prompt ask for one token more, and leave out the last entry.
+    return LogprobTrail(_bytes_of(job), first_offset, keeps_end=job.request.echo)

@@ -111,7 +111,7 @@ class ChoiceText:
         self._num_chars += len(rest)
         text = self._sendable(rest)
         if self._trail is not None and reason == FinishReason.STOP:
-            self._trail.drop_last()
+            self._trail.end()
         if self._stops is not None and self._stops.done:
             self.finish_reason = FinishReason.STOP
             return self._delta(text) or Delta(self.choice, "", FinishReason.STOP)

@@ -30,11 +30,13 @@ def token_logprob(
 
 
 class LogprobTrail:
-    """The logprobs of one choice. `first_offset`: characters of the answer before its own text."""
+    """The logprobs of one choice. `first_offset`: characters of the answer before its own text.
+    `keeps_end`: the token that ended the choice has an entry, too, without text."""
 
-    def __init__(self, bytes_of: BytesOf, first_offset: int = 0) -> None:
+    def __init__(self, bytes_of: BytesOf, first_offset: int = 0, keeps_end: bool = False) -> None:
         self._bytes_of = bytes_of
         self._first_offset = first_offset
+        self._keeps_end = keeps_end
         # Bounded by the tokens whose text is held back.
         self._held: deque[tuple[int, TokenLogprob]] = deque()
 
@@ -56,7 +58,10 @@ class LogprobTrail:
         self._held.clear()
         return released
 
-    def drop_last(self) -> None:
-        """Drop the last token, which ended the choice and is not part of it."""
-        if self._held:
-            self._held.pop()
+    def end(self) -> None:
+        """Drop the last token, which ended the choice and is not part of it, or its text."""
+        if not self._held:
+            return
+        start, entry = self._held.pop()
+        if self._keeps_end:
+            self._held.append((start, entry._replace(token=b"")))

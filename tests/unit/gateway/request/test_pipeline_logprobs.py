@@ -72,6 +72,20 @@ def test_an_echo_comes_first_and_moves_the_offsets() -> None:
     simulate(scenario)
 
 
+def test_behind_an_echo_the_token_that_ends_the_answer_has_an_entry_without_text() -> None:
+    """lm-eval asks for one token, and leaves out the last entry to get those of the prompt."""
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = [""]
+        sink = await fleet.complete(prompt="ab", echo=True, logprobs=1, max_tokens=1)
+        assert [entry.token for entry in sink.logprobs()] == [b"a", b"b", b""]
+        assert sink.text() == "ab"
+        plain = await fleet.complete(prompt="ab", logprobs=1, max_tokens=1)
+        assert plain.logprobs() == []
+
+    simulate(scenario)
+
+
 def test_a_long_echo_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(fleet: Fleet) -> None:
         options = {"echo": True, "logprobs": 1, "n": 2, "max_tokens": 9}
