@@ -26,7 +26,7 @@ MAX_BLOCK_SIZE = 1024
 
 # --- the batch of a decode worker, at the router and the worker ---
 # A full batch takes in one request of a quiet tenant for each so many slots. The steps stay as
-# large: what is least important misses some until an answer ends (decision 0066).
+# large: what is least important misses some until an answer ends (decision 0065).
 SLOTS_PER_EXTRA = 16
 
 # --- zones, at the router and the workers ---

@@ -1,5 +1,5 @@
 """Several gateway processes for one address: start, watch, restart, and drain together (decision
-0068).
+0066).
 
 The sockets are bound here and inherited. So all processes accept from one queue, and none of its
 connections is lost with a process; its own streams are, as those of any gateway that dies. Each

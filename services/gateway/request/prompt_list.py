@@ -3,7 +3,7 @@
 Every prompt has its own picks and attempts, under an id that begins with the request's; a few of
 them run at once. Their answers share the client's: choices are numbered on from prompt to prompt.
 The first failure ends all of them (decision 0057). Each prompt has its own reservation, but for
-prompts whose answer is a vector: one holds the tokens of all (decision 0065).
+prompts whose answer is a vector: one holds the tokens of all (decision 0064).
 """
 
 import asyncio
