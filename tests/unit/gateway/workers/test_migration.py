@@ -151,7 +151,8 @@ def test_prompt_logprobs_that_were_half_there_are_computed_anew() -> None:
         die(fleet, "w1")
         sink = await task
         assert sink.text() == "helloabc"
-        assert len(sink.logprobs()) == 8
+        # Five of the prompt, three of the answer, and that of its end.
+        assert len(sink.logprobs()) == 9
 
     simulate(scenario)
 
