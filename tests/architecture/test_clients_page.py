@@ -6,8 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / "tests" / "clients" / "environments"
-# Not a client: what LiteLLM needs, and the language in which schemas are written.
-NO_CLIENTS = {"mcp", "zod"}
+# Not clients: what LiteLLM and lm-eval need, and the language in which schemas are written.
+NO_CLIENTS = {"mcp", "transformers", "zod"}
 
 
 def installed() -> set[str]:

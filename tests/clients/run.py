@@ -29,6 +29,7 @@ PACKAGES = {
     "litellm_paths.py": ["litellm"],
     "instructor_paths.py": ["instructor"],
     "agents_paths.py": ["openai-agents"],
+    "lm_eval_paths.py": ["lm-eval"],
     "openai_node.mjs": ["openai"],
     "ai_node.mjs": ["ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible"],
     "anthropic_node.mjs": ["@anthropic-ai/sdk"],
@@ -45,7 +46,7 @@ class Row(NamedTuple):
 
 
 def main(folder: Path, names: list[str]) -> int:
-    programs = [name for name in PACKAGES if not names or name.partition("_")[0] in names]
+    programs = [name for name in PACKAGES if not names or name.rpartition("_")[0] in names]
     with stack(folder) as address:
         rows = [row for program in programs for row in rows_of(program, folder, address)]
     print_table(rows)
@@ -73,10 +74,12 @@ def stack(folder: Path) -> Iterator[dict[str, str]]:
 
 def rows_of(program: str, folder: Path, address: dict[str, str]) -> list[Row]:
     """Run a program; its rows, and one more if it did not come to its end."""
+    # For what only Baton's own environment can compute.
+    environment = os.environ | address | {"REFERENCE_PYTHON": sys.executable}
     client = client_of(program)
     try:
         ended = subprocess.run(
-            command(program, folder), env=os.environ | address, capture_output=True, text=True,
+            command(program, folder), env=environment, capture_output=True, text=True,
             timeout=PROGRAM_TIMEOUT_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
