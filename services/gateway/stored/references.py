@@ -6,6 +6,7 @@ item that its client named itself cannot be found.
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -19,7 +20,8 @@ from services.gateway.stored.store import Store, too_large
 
 _NAME = re.compile(r"[a-z]+_(req_[0-9a-z]+)(?:_[0-9]+)?")
 
-Items = dict[str, dict[str, Any]]
+# As JSON, by their names.
+Items = dict[str, msgspec.Raw]
 
 
 class _Reference(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,6 +39,7 @@ async def with_items(store: Store, thread: Thread) -> Thread:
         if is_reference(item)
     }
     found = await _found(store, thread.tenant, set(names.values()))
+    _check_size(store, [found[name] for name in names.values() if name in found])
     for index, name in names.items():
         if name not in found:
             param = f"input[{index}].id"
@@ -44,9 +47,15 @@ async def with_items(store: Store, thread: Thread) -> Thread:
             raise InvalidRequest(message, reason="previous_response_not_found", param=param)
         given[index] = found[name]
     input_json = msgspec.json.encode(given)
-    if len(input_json) > store.max_object_bytes:
-        raise too_large("input with the items that it names")
+    _check_size(store, [input_json])
     return msgspec.structs.replace(thread, input_json=input_json, has_references=False)
+
+
+def _check_size(store: Store, parts: Iterable[msgspec.Raw | bytes]) -> None:
+    """Refuse an input that its parts make too large, before they are joined: thousands of
+    references may name one large item."""
+    if sum(map(len, parts)) > store.max_object_bytes:
+        raise too_large("input with the items that it names")
 
 
 def _name_of(item: Any, place: str) -> str:
@@ -66,6 +75,7 @@ async def _found(store: Store, tenant: str, names: set[str]) -> Items:
     found: Items = {}
     for response_id, wanted in by_response.items():
         found |= await _items_of(store, tenant, response_id, wanted)
+        _check_size(store, found.values())
     return found
 
 
@@ -75,9 +85,15 @@ async def _items_of(store: Store, tenant: str, response_id: str, wanted: set[str
     if response is None:
         return {}
     output = output_items(msgspec.json.decode(response))
-    found = {item["id"]: item for item in output if item["id"] in wanted}
+    found = _named(output, wanted)
     if len(found) < len(wanted):
         (before,) = await store.read(tenant, response_id, "input")
         items = [] if before is None else msgspec.json.decode(before)
-        found = {item["id"]: item for item in items if item["id"] in wanted} | found
+        found = _named(items, wanted) | found
     return found
+
+
+def _named(items: list[dict[str, Any]], wanted: set[str]) -> Items:
+    return {
+        item["id"]: msgspec.Raw(msgspec.json.encode(item)) for item in items if item["id"] in wanted
+    }

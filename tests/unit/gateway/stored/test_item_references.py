@@ -1,6 +1,7 @@
 """Items of an input that only name an item that is stored."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -93,6 +94,24 @@ def test_references_to_more_than_an_object_may_hold_are_refused() -> None:
         assert refused.status == 413
 
     with_store(scenario, StoreLimits(max_object_bytes=4000))
+
+
+def test_copies_that_are_too_large_together_are_refused_before_they_are_made() -> None:
+    async def scenario(caller: Caller) -> None:
+        item = {"id": "msg_req_1_0", "role": "user", "content": "x" * 100_000}
+        assert caller.fleet.gateway.store is not None
+        stored = {"response": b'{"output": []}', "input": json.dumps([item]).encode()}
+        await caller.fleet.gateway.store.write("acme", "resp_req_1", stored)
+        tracemalloc.start()
+        try:
+            refused = await caller.create([reference_to(item["id"])] * 300)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert refused.status == 413
+        assert peak_bytes < 10_000_000, "300 copies take 30 MB"
+
+    with_store(scenario)
 
 
 def test_a_gateway_without_a_store_refuses_references() -> None:
