@@ -33,15 +33,17 @@ class SharedAnswer:
 class Claim:
     """A key that is this request's, until it is ended."""
 
-    def __init__(self, store: Store, tenant: str, name: str) -> None:
+    def __init__(self, store: Store, tenant: str, name: str, first: Fields) -> None:
         self._store = store
         self._tenant = tenant
         self._name = name
+        self._first = first
         self._beats = asyncio.create_task(self._beat())
 
     async def keep(self, body: bytes | None) -> None:
-        """Keep the answer, or only the fact that there was one, and end the claim."""
-        fields: Fields = {"status": "completed"}
+        """Keep the answer, or only the fact that there was one, and end the claim. Another request
+        may have the key by now, if the store did not hear of this one: so it is named again."""
+        fields: Fields = {**self._first, "status": "completed"}
         whole = fields if body is None else {**fields, "body": body}
         if await self._told(whole) == TOO_LARGE:
             await self._told(fields)
@@ -87,10 +89,11 @@ class SharedAnswers:
         if not self._store.keeps(tenant):
             return None
         name = f"key_{sha256(key.encode()).hexdigest()}"
-        fields: Fields = {"status": "in_progress", "digest": digest, "request_id": request_id}
+        first: Fields = {"digest": digest, "request_id": request_id}
+        fields: Fields = {**first, "status": "in_progress"}
         try:
             if not await self._store.go_on(tenant, name, fields, condition="new"):
-                return Claim(self._store, tenant, name)
+                return Claim(self._store, tenant, name, first)
             found = await self._store.read(tenant, name, "digest", "request_id", "status", "body")
         except Unavailable:
             _log.info("keys_not_shared")

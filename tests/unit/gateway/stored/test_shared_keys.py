@@ -54,6 +54,21 @@ def test_another_gateway_knows_whose_key_it_is_and_that_it_runs() -> None:
     with_store(scenario)
 
 
+def test_a_key_that_another_request_took_over_never_gets_the_answer_of_the_first() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.prefill_s = 30
+        first = caller.begin("POST", PATH, BODY, {"idempotency-key": "k1"})
+        await asyncio.sleep(1)
+        await caller.redis.delete(*await alive(caller))
+        later = other(caller).begin("POST", PATH, BODY | {"n": 2}, {"idempotency-key": "k1"})
+        await asyncio.sleep(40)
+        assert (first.status, later.status) == (200, 200)
+        assert (await ask(other(caller))).body == first.body
+        assert (await ask(other(caller), n=2)).error == "422 idempotency_key_reused Idempotency-Key"
+
+    with_store(scenario)
+
+
 def test_a_failed_request_and_a_stream_are_known_too() -> None:
     async def scenario(caller: Caller) -> None:
         second = other(caller)
