@@ -34,6 +34,9 @@ UNSUPPORTED: Unsupported = {
     "truncate_prompt_tokens": (),
 }
 
+# The characters of a text that is paired with many, as often as it is: as many as one body has.
+MAX_REPEATED_CHARS = 8 * 1024 * 1024
+
 Pair = tuple[str, str]
 Passage = Annotated[str, Meta(min_length=1)]
 
@@ -79,6 +82,7 @@ def parse_rerank(body: bytes) -> GenerationRequest:
     """The request in a body of /v1/rerank. Raises InvalidRequest."""
     fields = to_struct(decode_object(body), RerankFields, UNSUPPORTED)
     texts = [each if isinstance(each, str) else each.text for each in fields.documents]
+    _check_repeated("query", fields.query, len(texts))
     told: dict[str, Any] = {"top_n": fields.top_n or len(texts)}
     if fields.return_documents is not False:
         told["documents"] = texts
@@ -90,11 +94,22 @@ def parse_score(body: bytes) -> GenerationRequest:
     fields = to_struct(decode_object(body), ScoreFields, UNSUPPORTED)
     first, second = _as_list(fields.text_1), _as_list(fields.text_2)
     if len(first) == 1:
+        _check_repeated("text_1", first[0], len(second))
         first *= len(second)
     if len(first) != len(second):
         message = f"text_2: got {len(second)} texts; expected as many as text_1, {len(first)}"
         raise InvalidRequest(message, param="text_2")
     return _request("score", fields, list(zip(first, second, strict=True)), {})
+
+
+def _check_repeated(field: str, text: str, times: int) -> None:
+    """Refuse a text that would make a small body a thousand times larger."""
+    if times > 1 and len(text) * times > MAX_REPEATED_CHARS:
+        message = (
+            f"{field}: got {len(text)} characters for each of {times} texts; "
+            f"expected at most {MAX_REPEATED_CHARS // times}"
+        )
+        raise InvalidRequest(message, param=field)
 
 
 def _as_list(texts: str | list[str]) -> list[str]:

@@ -1,8 +1,10 @@
 """/v1/rerank and /v1/score, from the body to the answer."""
 
 import json
+import tracemalloc
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton.wire.failures import InvalidRequest
@@ -151,3 +153,25 @@ def test_what_is_wrong_with_a_request_is_named(
     with pytest.raises(InvalidRequest) as caught:
         ENDPOINTS[path].parse(json.dumps({"model": "demo", **fields}).encode())
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/rerank", {"query": "q" * 30_000, "documents": ["d"] * 1000}, "query"),
+        ("/v1/score", {"text_1": "q" * 30_000, "text_2": ["d"] * 1000}, "text_1"),
+    ],
+)
+def test_a_long_text_is_not_repeated_for_a_thousand_others(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    body = msgspec.json.encode({"model": "demo", **fields})
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest) as refused:
+            ENDPOINTS[path].parse(body)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert refused.value.param == param
+    assert peak_bytes < 10_000_000, "the prompts take 30 MB"
