@@ -245,10 +245,13 @@ class App:
             _log.info("client_gone", request_id=incoming.request_id, reason=sink.gone_reason)
 
     async def _client_left(self, sink: HttpSink, body: RequestBody, receive: Receive) -> None:
-        """Raise _ClientGone when the client leaves. Until the body is read, its reader notices."""
+        """Raise _ClientGone when the client leaves. Until the body is read, its reader notices. At
+        the end of a response the server says that it left; what follows goes on then."""
         await body.was_read.wait()
         while (await receive())["type"] != "http.disconnect":
             pass
+        if sink.response.ended:
+            return
         sink.gone_s = self._gateway.clock.now()
         raise _ClientGone
 

@@ -24,6 +24,8 @@ class Redis(RedisDouble):
     """A server that may be away, and says how much memory it uses."""
 
     is_away = False
+    # Of an answer.
+    delay_s = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,6 +38,8 @@ class Redis(RedisDouble):
     async def execute_command(self, *arguments: Any, **options: Any) -> Any:
         if self.is_away:
             raise RedisConnectionError("away")
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
         self.num_read[arguments[0]] += 1
         return await super().execute_command(*arguments, **options)
 
@@ -140,6 +144,9 @@ class Caller:
                 answered.headers = {k.decode(): v.decode() for k, v in message["headers"]}
             else:
                 answered.body += message.get("body", b"")
+                if not message.get("more_body"):
+                    # To an application a client leaves at the end of each of its requests.
+                    answered.gone.set()
 
         path, _, query = path.partition("?")
         sent = {"authorization": f"Bearer {KEY}", **(headers or {})}

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from services.gateway.stored.shared_answers import BEAT_S, WINDOW_S
 from services.gateway.stored.store import StoreLimits
 from tests.unit.gateway.stored.clients import Answered, Caller, with_store
@@ -34,6 +36,20 @@ def test_another_gateway_repeats_the_first_answer() -> None:
         assert second.headers["original-request"] == first.headers["x-request-id"]
         assert len(caller.fleet.quota.settled) == 1
         assert (await ask(other(caller), "k2")).json["id"] != first.json["id"]
+
+    with_store(scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_kept_in_a_store_that_takes_a_while(stream: bool) -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.redis.delay_s = 0.01
+        first = await ask(caller, stream=stream)
+        second = await ask(other(caller), stream=stream)
+        if stream:
+            assert second.error == "409 answer_not_kept Idempotency-Key"
+        else:
+            assert (second.status, second.body) == (200, first.body)
 
     with_store(scenario)
 
