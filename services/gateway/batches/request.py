@@ -15,6 +15,7 @@ from services.gateway.openai.errors import error_body
 from services.gateway.openai.generation import Delta, GenerationRequest, Identity, Usage
 from services.gateway.request.incoming import Head, IncomingRequest
 from services.gateway.request.pipeline import Pipeline
+from services.gateway.stored.store import too_large
 from services.gateway.tenants.principal import KnownKey, VouchedIdentity
 
 MAX_REQUEST_S = 3600.0
@@ -60,8 +61,14 @@ class LineRequests:
     """The requests of one batch."""
 
     def __init__(
-        self, pipeline: Pipeline, rng: Random, batch_id: str, owner: VouchedIdentity | KnownKey
+        self,
+        pipeline: Pipeline,
+        rng: Random,
+        batch_id: str,
+        owner: VouchedIdentity | KnownKey,
+        max_answer_bytes: int,
     ) -> None:
+        self._max_answer_bytes = max_answer_bytes
         self._pipeline = pipeline
         self._rng = rng
         self._batch_id = batch_id
@@ -75,6 +82,8 @@ class LineRequests:
         name = f"batch_req_{self._rng.getrandbits(128):032x}"
         try:
             await self._pipeline.run(incoming, sink)
+            if len(sink.body) > self._max_answer_bytes:
+                raise too_large(f"an answer of {len(sink.body)} bytes to one line of a batch")
         except BatonError as error:
             status = error.row.http_status
             if status in _WAITED_FOR:

@@ -168,8 +168,9 @@ class BatchRun:
     async def _answer_all(self, fields: Mapping[str, str]) -> None:
         """Answer the lines that have no answer, some at once."""
         owner, deps = owner_of(fields["owner"]), self._deps
-        requests = LineRequests(deps.pipeline, deps.rng, self._key.batch_id, owner)
-        slots = asyncio.Semaphore(self._store.limits.num_lines_at_once)
+        limits, batch_id = self._store.limits, self._key.batch_id
+        requests = LineRequests(deps.pipeline, deps.rng, batch_id, owner, limits.max_answer_bytes)
+        slots = asyncio.Semaphore(limits.num_lines_at_once)
         outcome: dict[str, str] = {"outcome": "completed"}
         async with asyncio.TaskGroup() as tasks:
             try:

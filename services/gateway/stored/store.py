@@ -56,6 +56,8 @@ class BatchLimits:
     max_objects_of_tenant: int = 1000
     # Of one batch.
     num_lines_at_once: int = 8
+    # Of one line: thousands of vectors are more than a file has room for.
+    max_answer_bytes: int = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,17 @@ def test_the_lines_of_a_batch_are_answered_behind_all_other_requests() -> None:
     with_batches(scenario)
 
 
+def test_an_answer_that_is_too_large_for_a_file_fails_its_line() -> None:
+    async def scenario(client: BatchClient) -> None:
+        batch = await client.ended(await client.create([line("a"), line("b", n=8)]))
+        assert (batch["status"], counts(batch)) == ("completed", (2, 1, 1))
+        (refused,) = await client.content(batch["error_file_id"])
+        assert (refused["custom_id"], refused["response"]["status_code"]) == ("b", 413)
+        assert refused["response"]["body"]["error"]["code"] == "body_too_large"
+
+    with_batches(scenario, BatchLimits(max_answer_bytes=800))
+
+
 def test_no_key_can_be_read_from_what_is_kept() -> None:
     async def scenario(client: BatchClient) -> None:
         batch = await client.create([line()])
