@@ -21,6 +21,8 @@ from services.gateway import instruments
 
 # Requests, oldest first out: 2 KB each.
 MAX_KEPT = 1000
+# Of them, the first prompts of one list.
+MAX_KEPT_OF_LIST = 32
 # Of one request: its latest ones.
 MAX_PICKS = 4
 # Added to both sides of a ratio, so that parts of microseconds do not look wrong.
@@ -168,7 +170,10 @@ class Explanations:
         self._kept: OrderedDict[str, Explanation] = OrderedDict()
 
     def keep(self, explanation: Explanation) -> None:
-        """Keep one more; the oldest goes."""
+        """Keep one more; the oldest goes. A list of thousands of prompts drives no others out."""
+        number = explanation.request_id.partition(".")[2]
+        if number and int(number) >= MAX_KEPT_OF_LIST:
+            return
         self._kept[explanation.request_id] = explanation
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)

@@ -98,6 +98,15 @@ def test_the_latest_requests_and_picks_are_kept() -> None:
     assert len(json.loads(explanation.to_json())["picks"]) == MAX_PICKS
 
 
+def test_a_list_of_prompts_leaves_the_explanations_of_other_requests() -> None:
+    explanations = Explanations()
+    explanations.keep(Explanation("req_a", "acme", "demo", is_counted=True))
+    for number in range(2048):
+        explanations.keep(Explanation(f"req_b.{number}", "ann", "demo", is_counted=True))
+    assert explanations.page("req_a") is not None
+    assert explanations.page("req_b.0") is not None
+
+
 def test_an_explanation_is_found_by_the_clients_id_too() -> None:
     explanations = Explanations()
     for number, client_id in enumerate(["", "job", "job", "other"]):
