@@ -44,8 +44,10 @@ class Claim:
         """Keep the answer, or only the fact that there was one, and end the claim. Another request
         may have the key by now, if the store did not hear of this one: so it is named again."""
         fields: Fields = {**self._first, "status": "completed"}
-        whole = fields if body is None else {**fields, "body": body}
-        if await self._told(whole) == TOO_LARGE:
+        is_told = False
+        if body is not None and len(body) <= self._store.max_object_bytes:
+            is_told = await self._told({**fields, "body": body}) != TOO_LARGE
+        if not is_told:
             await self._told(fields)
 
     async def give_up(self) -> None:

@@ -31,6 +31,8 @@ class Redis(RedisDouble):
         super().__init__()
         self.memory: dict[str, Any] = {}
         self.num_read: Counter[str] = Counter()
+        # In bytes.
+        self.largest_argument = 0
 
     async def info(self, section: str | None = None, *args: str, **kwargs: Any) -> dict[str, Any]:
         return self.memory
@@ -41,6 +43,8 @@ class Redis(RedisDouble):
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         self.num_read[arguments[0]] += 1
+        sizes = [len(each) for each in arguments if isinstance(each, str | bytes)]
+        self.largest_argument = max(self.largest_argument, *sizes)
         return await super().execute_command(*arguments, **options)
 
 

@@ -106,6 +106,15 @@ def test_an_answer_that_is_too_large_for_the_store_leaves_the_fact() -> None:
     with_store(scenario, StoreLimits(max_object_bytes=800))
 
 
+def test_an_answer_that_no_object_may_hold_is_not_sent_to_the_store() -> None:
+    async def scenario(caller: Caller) -> None:
+        first = await ask(caller, n=128)
+        assert caller.redis.largest_argument < len(first.body)
+        assert (await ask(other(caller), n=128)).error == "409 answer_not_kept Idempotency-Key"
+
+    with_store(scenario, StoreLimits(max_object_bytes=800))
+
+
 def test_a_key_is_forgotten_after_its_window() -> None:
     async def scenario(caller: Caller) -> None:
         await ask(caller)
