@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import openai
+import psutil
 import pytest
 
 from baton.localstack.span_store import SpanStore
@@ -92,6 +93,8 @@ def test_the_control_plane_and_a_gateway_may_be_killed(edge: Stack) -> None:
     pids = edge.pids()
     os.kill(pids["edge"], signal.SIGKILL)
     os.kill(pids["gateway-1"], signal.SIGKILL)
+    # A request that has reached the dying process is not sent twice.
+    wait_until(lambda: not psutil.pid_exists(pids["gateway-1"]))
     for _ in range(5):
         ask(edge, max_tokens=2)
     wait_until(lambda: edge.command("status").returncode == 0, 60)

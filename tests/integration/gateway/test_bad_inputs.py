@@ -170,7 +170,7 @@ MESSAGES_OF: list[tuple[int, str, Any, str, str]] = [
     (22, CHAT, {"role": "user", "content": 5}, "content", ""),
     (22, CHAT, {"role": "user", "content": "x", "extra": 1}, "extra", UNSUPPORTED),
     (22, RESPONSES, {"role": "boss", "content": "x"}, "role", ""),
-    (22, RESPONSES, {"type": "item_reference"}, "type", CONTENT),
+    (22, RESPONSES, {"type": "computer_call"}, "type", CONTENT),
     (38, CHAT, {"role": "user", "content": [IMAGE]}, "content[0]", CONTENT),
     (38, RESPONSES, {"role": "user", "content": [FILE]}, "content[0]", CONTENT),
 ]

@@ -118,7 +118,10 @@ async def test_a_request_waits_for_tokenizers_that_all_come_back() -> None:
         await waiting
 
 
-async def test_a_tokenizer_that_is_down_is_no_news_about_internal_addresses() -> None:
+async def test_a_tokenizer_that_is_down_is_no_news_about_internal_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.gateway.clients.grpc.TOKENIZER_PATIENCE_S", 0.2)
     tokenizer = GrpcTokenizer([NOBODY], SystemClock())
     try:
         with pytest.raises(Unavailable) as encoding:
