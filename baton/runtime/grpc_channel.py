@@ -64,6 +64,8 @@ _UNARY_OPTIONS: Options = [
 # The statuses of a call to a peer that is gone: a process that fails cancels the calls that it
 # serves. A caller that cancels its own call gets no status.
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+# gRPC's own words, with the status INTERNAL, when a connection ends while a call on it begins.
+_CORE_ERROR = "Internal error from Core"
 _NO_PROXY: Options = [("grpc.enable_http_proxy", 0)]
 _BALANCED = {
     "loadBalancingConfig": [{"round_robin": {}}],
@@ -157,7 +159,11 @@ def outgoing() -> tuple[tuple[str, str], ...]:
 def is_unanswered(error: _Failed) -> bool:
     """No peer took the call: a peer's own refusal carries a Failure."""
     keys = {key for key, _ in error.trailing_metadata() or ()}
-    return error.code() in _GONE and metadata.FAILURE not in keys
+    return _is_gone(error) and metadata.FAILURE not in keys
+
+
+def _is_gone(error: _Failed) -> bool:
+    return error.code() in _GONE or error.details() == _CORE_ERROR
 
 
 def failure_of(error: _Failed) -> failures.BatonError:
@@ -168,6 +174,6 @@ def failure_of(error: _Failed) -> failures.BatonError:
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return failures.DeadlineExceeded(details or "deadline exceeded")
-    if code in _GONE or code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+    if _is_gone(error) or code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return failures.Unavailable(details or "unavailable", retry_after_s=1)
     return failures.InternalFailure(f"{code.name}: {details}")
