@@ -1,6 +1,7 @@
 """Drives one core process from a test, command by command, and keeps what came out."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +45,8 @@ class DrivenCore:
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         self.freed: set[int] = set()
+        self.num_preemptions = 0
+        self.spent_us: Counter[int] = Counter()
         # The sequences that got a token in each step.
         self.shared_steps: list[set[int]] = []
         self.cached: set[bytes] = set()
@@ -72,6 +75,7 @@ class DrivenCore:
         """End what a test has left, and read all that the core has to tell of it."""
         self.end(*self._open)
         self.snapshot()
+        self.num_preemptions = 0
 
     def close(self) -> None:
         self._runner.run(self._client.close())
@@ -201,6 +205,9 @@ class DrivenCore:
             assert finished.seq_id not in self.finished, "finished twice"
             self.finished[finished.seq_id] = finished.reason
         self.freed.update(events.freed)
+        self.num_preemptions += events.num_preemptions
+        for seq_id, spent_us in zip(events.spent_seq_ids, events.spent_us, strict=True):
+            self.spent_us[seq_id] += spent_us
         self.cached -= set(split_hashes(events.removed_hashes))
         for stored in events.stored:
             self.cached |= set(split_hashes(stored.hashes))

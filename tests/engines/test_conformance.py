@@ -66,6 +66,16 @@ def test_nothing_is_computed_while_all_are_parked(core: DrivenCore) -> None:
     assert not core.progress.is_busy
 
 
+def test_an_answer_is_not_billed_for_the_idle_time_before_it(core: DrivenCore) -> None:
+    core.answer(SHORT, max_tokens=2, ignore_eos=True)
+    time.sleep(0.5)
+    began_at = time.monotonic()
+    seq_id = core.add(LONG, max_tokens=1)
+    core.until(lambda: seq_id in core.finished)
+    core.snapshot()
+    assert 0 < core.spent_us[seq_id] <= (time.monotonic() - began_at) * 1e6
+
+
 @pytest.mark.parametrize("first", [{"priority": 1}, {"is_quiet": True}], ids=str)
 def test_what_matters_more_goes_first(core: DrivenCore, first: dict[str, int]) -> None:
     before = len(core.shared_steps)

@@ -123,10 +123,10 @@ class VllmEngine:
             self._step()
         elif self._wants_probe:
             self._probe()
-        else:
-            self._bill.idle()
         self._wants_probe = False
         self._turns.end()
+        if not self.has_work:
+            self._bill.idle()
         self._report()
 
     def next_deadline(self) -> float | None:
@@ -370,10 +370,8 @@ class VllmEngine:
         self._bill.report(events)
         if events == nothing:
             return
-        events.step, events.load = (
-            self.step_index,
-            load_of(self._scheduler, list(self._seqs.values()), self._pace),
-        )
+        events.step = self.step_index
+        events.load = load_of(self._scheduler, list(self._seqs.values()), self._pace)
         self._events = self._new_events()
         self._send(events)
 
