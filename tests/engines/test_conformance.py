@@ -239,6 +239,18 @@ def test_what_has_no_room_is_refused_at_once(core: DrivenCore) -> None:
     assert {core.refused[seq_id].reason for seq_id in refused} == {"no_room"}
 
 
+def test_a_prompt_starts_when_a_held_one_is_released(core: DrivenCore) -> None:
+    held = []
+    while core.num_free_blocks > 600 // core.block_size:
+        prompt = range(len(held), len(held) + 600)
+        held.append(core.prefill(prompt, max_tokens=4, cache_key=next(KEYS))[0])
+    waiting = core.add(range(700, 1300), kind="prefill", max_tokens=4)
+    core.snapshot()
+    assert waiting not in core.started
+    core.release(held[0])
+    core.until(lambda: waiting in core.tokens)
+
+
 PHASES = ["queued", "parked", "running", "held", "admitted", "bound", "handed over"]
 
 

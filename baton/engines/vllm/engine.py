@@ -73,7 +73,7 @@ class VllmEngine:
         self._events = self._new_events()
         self._shares: list[Share] = []
         self._page = ProgressPage(bytearray(PAGE_BYTES))
-        self._send: Send = self._keep
+        self._send: Send = lambda events: None  # before the first turn nobody listens
         self._wants_snapshot = self._wants_probe = self._is_stuck = False
         core.request_block_hasher = self._cache.hash_blocks
         self._scheduler.kv_event_publisher = self._cache
@@ -183,6 +183,8 @@ class VllmEngine:
 
     def _step(self) -> None:
         self.step_index += 1
+        pool = self._scheduler.kv_cache_manager.block_pool
+        num_free = pool.get_num_free_blocks()
         outputs, has_run = self._core.step_fn()
         self._core.post_step(has_run)
         step_s = self._bill.charge(self._shares, self._events)
@@ -195,6 +197,7 @@ class VllmEngine:
         # Nobody could run, and only a command can change that.
         self._is_stuck = not (
             has_run
+            or pool.get_num_free_blocks() > num_free
             or self._turns.are_limited
             or self._events.num_preemptions
             or self._scheduler.finished_recving_kv_req_ids
@@ -393,6 +396,3 @@ class VllmEngine:
         waits = request.status.name == "WAITING_FOR_REMOTE_KVS"
         has_come = request.request_id in self._scheduler.finished_recving_kv_req_ids
         return (has_come or not waits) and self.may_run(request)
-
-    def _keep(self, events: StepEvents) -> None:
-        """Before the first turn nobody listens."""
