@@ -239,6 +239,28 @@ def test_what_has_no_room_is_refused_at_once(core: DrivenCore) -> None:
     assert {core.refused[seq_id].reason for seq_id in refused} == {"no_room"}
 
 
+def test_a_prompt_from_elsewhere_finds_room_beside_prompts_that_fill_each_step(
+    core: DrivenCore,
+) -> None:
+    prompts = [[*range(start, start + 600)] for start in range(3)]
+    fill = [(prompt, {"max_tokens": 1, "cache_key": next(KEYS)}) for prompt in prompts]
+    *_, seq_id = core.add_together(*fill, (SHORT, {"kind": "remote", "max_tokens": 4}))
+    core.until(lambda: seq_id in core.admitted or seq_id in core.refused)
+    assert seq_id in core.admitted
+
+
+def test_a_prompt_from_elsewhere_takes_no_blocks_of_parked_ones_where_others_are_free(
+    core: DrivenCore,
+) -> None:
+    parked = core.add(SHORT, max_tokens=4, credit=1, ignore_eos=True)
+    core.until(lambda: parked in core.tokens)
+    seq_id = core.add(LONG, kind="remote", max_tokens=4)
+    core.until(lambda: seq_id in core.admitted)
+    core.snapshot()
+    assert core.load.num_running == 1
+    assert core.num_preemptions == 0
+
+
 def test_a_prompt_starts_when_a_held_one_is_released(core: DrivenCore) -> None:
     held = []
     while core.num_free_blocks > 600 // core.block_size:

@@ -1,10 +1,12 @@
-"""Sequences that this engine cannot serve at all."""
+"""Sequences that this engine cannot serve, at all or now."""
 
 from baton.engine.protocol.messages import AddSequence, EngineInfo, Parameter, SequenceRefused
 from baton.engine.step import admission
 
 # What the adapter does not carry over to vLLM.
 UNSUPPORTED: tuple[Parameter, ...] = ("use_beam_search", "n", "response_format")
+
+MAX_WAITING = 256
 
 
 def find_fault(add: AddSequence, info: EngineInfo) -> SequenceRefused | None:
@@ -20,3 +22,15 @@ def find_fault(add: AddSequence, info: EngineInfo) -> SequenceRefused | None:
             message = f"{name}: not served by the engine of this model ({info.engine})"
             return SequenceRefused(add.seq_id, "unsupported_parameter", message)
     return admission.find_fault(add, info)
+
+
+def find_lack(
+    add: AddSequence, info: EngineInfo, num_taken: int, num_waiting: int
+) -> SequenceRefused | None:
+    """Find what is used up now, or None: places in the batch, or those in the line before it."""
+    if add.kind == "remote" and num_taken >= info.max_num_seqs:
+        return SequenceRefused(add.seq_id, "no_room", f"{num_taken} places are taken")
+    if num_waiting >= MAX_WAITING:
+        message = f"{MAX_WAITING} sequences wait already"
+        return SequenceRefused(add.seq_id, "overloaded", message)
+    return None

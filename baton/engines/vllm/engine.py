@@ -29,7 +29,7 @@ from baton.engine.protocol.messages import (
 )
 from baton.engine.protocol.progress_page import PAGE_BYTES, ProgressPage
 from baton.engine.protocol.reasons import RefusalReason, StopReason
-from baton.engines.vllm.admission import find_fault
+from baton.engines.vllm.admission import find_fault, find_lack
 from baton.engines.vllm.connector import StepCopies
 from baton.engines.vllm.keyed_cache import KeyedCache
 from baton.engines.vllm.outputs import take_tokens
@@ -40,7 +40,6 @@ from baton.engines.vllm.step_bill import Share, StepBill
 from baton.engines.vllm.turns import Turns
 from baton.system.clock import Clock
 
-MAX_WAITING = 256
 _STOP_REASONS: dict[str, StopReason] = {"stop": "stop", "length": "length"}
 
 Send = Callable[[StepEvents], None]
@@ -74,7 +73,7 @@ class VllmEngine:
         self._shares: list[Share] = []
         self._page = ProgressPage(bytearray(PAGE_BYTES))
         self._send: Send = lambda events: None  # before the first turn nobody listens
-        self._wants_snapshot = self._wants_probe = self._is_stuck = False
+        self._wants_snapshot = self._wants_probe = self._is_stuck = self.finds_room = False
         core.request_block_hasher = self._cache.hash_blocks
         self._scheduler.kv_event_publisher = self._cache
         self._scheduler.owner = self._scheduler.connector.owner = self
@@ -140,7 +139,7 @@ class VllmEngine:
         seq = self._seqs.get(request.request_id)
         if seq is None or seq.is_remote:  # to find room for a prompt computes nothing
             return True
-        return not (seq.is_parked or self._turns.must_wait(seq))
+        return not (self.finds_room or seq.is_parked or self._turns.must_wait(seq))
 
     def most_step_tokens(self) -> int:
         running = self._scheduler.running
@@ -183,9 +182,11 @@ class VllmEngine:
 
     def _step(self) -> None:
         self.step_index += 1
+        is_for_room = self.finds_room = any(seq.lacks_room for seq in self._seqs.values())
         pool = self._scheduler.kv_cache_manager.block_pool
         num_free = pool.get_num_free_blocks()
         outputs, has_run = self._core.step_fn()
+        self.finds_room = False
         self._core.post_step(has_run)
         step_s = self._bill.charge(self._shares, self._events)
         self._pace.ran(step_s)
@@ -197,6 +198,7 @@ class VllmEngine:
         # Nobody could run, and only a command can change that.
         self._is_stuck = not (
             has_run
+            or is_for_room
             or pool.get_num_free_blocks() > num_free
             or self._turns.are_limited
             or self._events.num_preemptions
@@ -271,7 +273,7 @@ class VllmEngine:
     def _refuse_without_room(self) -> None:
         """A remote sequence is asked once: there are blocks for its prompt, or not."""
         for seq in list(self._seqs.values()):
-            if seq.is_remote and not seq.block_ids and seq.request.status.name == "WAITING":
+            if seq.lacks_room:
                 self._core.abort_requests([seq.name])
                 self._forget(seq)
                 self._refuse(seq.add, "no_room", "there are no blocks for its prompt")
@@ -310,10 +312,8 @@ class VllmEngine:
             self._events.refused.append(fault)
         elif (reason := reason_at_start(add, self.info)) is not None:
             self._events.finished.append(Finished(add.seq_id, reason, add.num_emitted))
-        elif add.kind == "remote" and self._num_places_taken() >= self.info.max_num_seqs:
-            self._refuse(add, "no_room", f"{self._num_places_taken()} places are taken")
-        elif len(self._scheduler.waiting) >= MAX_WAITING:
-            self._refuse(add, "overloaded", f"{MAX_WAITING} sequences wait already")
+        elif (lack := self._find_lack(add)) is not None:
+            self._events.refused.append(lack)
         else:
             self._take_in(add)
 
@@ -389,8 +389,10 @@ class VllmEngine:
         self._cache.forget(seq.name)
         self._bill.leave(seq.add.seq_id)
 
-    def _num_places_taken(self) -> int:
-        return len(self._scheduler.running) + sum(seq.is_remote for seq in self._seqs.values())
+    def _find_lack(self, add: AddSequence) -> SequenceRefused | None:
+        scheduler = self._scheduler
+        num_taken = len(scheduler.running) + sum(seq.is_remote for seq in self._seqs.values())
+        return find_lack(add, self.info, num_taken, len(scheduler.waiting))
 
     def _can_start(self, request: Any) -> bool:
         waits = request.status.name == "WAITING_FOR_REMOTE_KVS"

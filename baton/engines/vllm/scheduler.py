@@ -13,6 +13,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 class StepOwner(Protocol):
     """The engine, as its scheduler knows it."""
 
+    @property
+    def finds_room(self) -> bool:
+        """This step only finds blocks for prompts that other workers compute, and computes nothing:
+        beside prompts that take all tokens of a step vLLM would not look at them."""
+
     def may_run(self, request: Any) -> bool:
         """Whether the request may take part in this step."""
 
@@ -39,10 +44,11 @@ class BatonScheduler(Scheduler):  # type: ignore[misc]
             return super().schedule(*args, **kwargs)
         left_out = [request for request in self.running if not owner.may_run(request)]
         self.running = [request for request in self.running if request not in left_out]
-        # Places in the batch that those keep.
-        self.max_num_active_reqs = self.max_num_running_reqs - len(left_out)
+        # Places in the batch that those keep; to find room takes none.
+        num_kept = 0 if owner.finds_room else len(left_out)
+        self.max_num_active_reqs = self.max_num_running_reqs - num_kept
         self.max_num_scheduled_tokens = owner.most_step_tokens()
-        is_wanted = bool(left_out) and (bool(self.running) or self._has_waiting(owner))
+        is_wanted = num_kept > 0 and (bool(self.running) or self._has_waiting(owner))
         output = super().schedule(*args, **kwargs)
         if is_wanted and not output.total_num_scheduled_tokens:
             # They hold all places or blocks: the least important one gives its own back.

@@ -61,6 +61,11 @@ class VllmSequence:
         return self.add.kind == "remote" and not self.is_started
 
     @property
+    def lacks_room(self) -> bool:
+        """There are no blocks for its prompt, which is on its way."""
+        return self.is_remote and not self.block_ids
+
+    @property
     def may_expire(self) -> bool:
         """Its deadline ends it; not while the front may be writing into its blocks."""
         is_being_written = self.is_bound and not self.is_started
