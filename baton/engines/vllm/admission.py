@@ -2,6 +2,7 @@
 
 from baton.engine.protocol.messages import AddSequence, EngineInfo, Parameter, SequenceRefused
 from baton.engine.step import admission
+from baton.wire.limits import SLOTS_PER_EXTRA
 
 # What the adapter does not carry over to vLLM.
 UNSUPPORTED: tuple[Parameter, ...] = ("use_beam_search", "n", "response_format")
@@ -25,10 +26,14 @@ def find_fault(add: AddSequence, info: EngineInfo) -> SequenceRefused | None:
 
 
 def find_lack(
-    add: AddSequence, info: EngineInfo, num_taken: int, num_waiting: int
+    add: AddSequence, max_num_seqs: int, num_taken: int, num_waiting: int
 ) -> SequenceRefused | None:
-    """Find what is used up now, or None: places in the batch, or those in the line before it."""
-    if add.kind == "remote" and num_taken >= info.max_num_seqs:
+    """Find what is used up now, or None: places in the batch, or those in the line before it.
+
+    Routers count on a few more places for a quiet tenant: its prompt comes while an answer ends.
+    """
+    num_extra = max_num_seqs // SLOTS_PER_EXTRA if add.is_quiet else 0
+    if add.kind == "remote" and num_taken >= max_num_seqs + num_extra:
         return SequenceRefused(add.seq_id, "no_room", f"{num_taken} places are taken")
     if num_waiting >= MAX_WAITING:
         message = f"{MAX_WAITING} sequences wait already"

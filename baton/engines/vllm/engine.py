@@ -172,8 +172,7 @@ class VllmEngine:
     def on_scheduled(self, scheduled: Any) -> None:
         seqs = [self._seqs[name] for name in scheduled.num_scheduled_tokens if name in self._seqs]
         ids = dict.fromkeys(seq.add.request_id for seq in seqs)
-        expected_s = self._pace.expect(self._shares, seqs)
-        self._page.begin_step(self.step_index, ids, expected_s)
+        self._page.begin_step(self.step_index, ids, self._pace.expect(self._shares, seqs))
         answers = self._events
         if answers.admitted or answers.refused or answers.finished or answers.freed:
             self._report()
@@ -391,8 +390,9 @@ class VllmEngine:
 
     def _find_lack(self, add: AddSequence) -> SequenceRefused | None:
         scheduler = self._scheduler
-        num_taken = len(scheduler.running) + sum(seq.is_remote for seq in self._seqs.values())
-        return find_lack(add, self.info, num_taken, len(scheduler.waiting))
+        num_taken = len(scheduler.running) + len(scheduler.kv_holding_waiting)
+        num_taken += sum(seq.lacks_room for seq in self._seqs.values())
+        return find_lack(add, self.info.max_num_seqs, num_taken, len(scheduler.waiting))
 
     def _can_start(self, request: Any) -> bool:
         waits = request.status.name == "WAITING_FOR_REMOTE_KVS"
