@@ -33,6 +33,7 @@ class Figure(IntEnum):
     BLOCKS_FREE = 0
     BLOCKS_TO_PROMISE = auto()  # at most, to a request whose prompt another worker computes
     BATCH_SLOTS_FREE = auto()
+    EXTRA_SLOTS_FREE = auto()  # in a full batch, for quiet tenants
     BATCH_FACTOR = auto()  # so many times as long as an idle step the next ones take
     QUEUED_TOKENS = auto()
     # Those that they do not.
@@ -275,6 +276,7 @@ class PoolColumns:
             room.num_blocks_free,
             num_to_promise if is_capped else room.num_blocks_free,
             room.num_batch_slots_free,
+            room.num_extra_slots_free,
             1 + worker.num_sequences / settings.batch_doubling,
             worker.num_queued_prefill_tokens,
         )

@@ -179,7 +179,7 @@ class _DecodeScores:
             may_take = fits
             if self._demand.num_choices > 1:
                 may_take = fits & (needed <= columns[Figure.NUM_BLOCKS])
-            has_room = has_slots & (columns[Figure.BLOCKS_TO_PROMISE] >= needed)
+            has_room = self._with_extra(has_slots) & (columns[Figure.BLOCKS_TO_PROMISE] >= needed)
             first_token_s = self._handoff_s(zone) + (wait_s + partner_s)
             ways.append(_Way(may_take, has_room, first_token_s, self._later_s(zone, itl_s)))
         if self._demand.mode is not PrefillMode.REMOTE:
@@ -240,6 +240,13 @@ class _DecodeScores:
             else np.minimum(slots, columns[Figure.BATCH_SLOTS])
         )
         return has_slots
+
+    def _with_extra(self, has_slots: Mask) -> Mask:
+        """And those whose full batch takes in a request of a quiet tenant."""
+        if not self._demand.is_quiet or self._demand.num_choices > 1:
+            return has_slots
+        has_extra: Mask = self._pool.columns[Figure.EXTRA_SLOTS_FREE] > 0
+        return has_slots | has_extra
 
     def _itl_s(self, idle_s: Column, idle_step_s: float) -> Column:
         policy, demand = self._policy, self._demand

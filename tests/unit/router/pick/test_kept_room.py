@@ -79,6 +79,27 @@ def test_a_full_batch_takes_in_one_request_of_a_quiet_tenant(router, run) -> Non
     run(scenario)
 
 
+def test_in_a_large_pool_it_is_taken_in_by_a_batch_that_has_not_taken_one_in(router, run) -> None:
+    async def scenario() -> None:
+        built = router(stale_after_s=3600)
+        built.prefill()
+        workers = [built.decode(f"d{number}") for number in range(20)]
+        for number, worker in enumerate(workers):
+            worker.register.max_num_seqs = SLOTS
+            worker.start(boot_epoch=2)
+            has_taken = number != 7
+            num_free = 80 if has_taken else 60
+            worker.load(num_running=SLOTS + has_taken, num_blocks_free=num_free)
+        line = built.core._queues._of(MODEL).queue.line
+        for tenant, count in (("loud", 20), ("quiet", 1)):
+            line.charge(Turn(tenant), count)
+        await asyncio.sleep(LOOK_S)
+        response = await asyncio.wait_for(built.pick("q1", tenant="quiet"), 1)
+        assert response.decode.worker_id == workers[7].register.worker_id
+
+    run(scenario)
+
+
 def test_several_choices_for_one_prompt_are_not_held_up_for_others(fleet, run):
     async def scenario() -> None:
         router = fleet({"loud": 20, "quiet": 1}, num_free=2)
