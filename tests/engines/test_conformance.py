@@ -261,6 +261,17 @@ def test_a_prompt_from_elsewhere_takes_no_blocks_of_parked_ones_where_others_are
     assert core.num_preemptions == 0
 
 
+def test_what_was_handed_over_and_waits_for_credit_keeps_its_place(core: DrivenCore) -> None:
+    source, first = core.prefill(LONG, max_tokens=4)
+    target = core.add(LONG, kind="remote", max_tokens=4, credit=1, cache_key=next(KEYS))
+    core.bind(target)
+    core.hand_over(source, target, first)
+    core.release(source)
+    core.snapshot()
+    load = core.load
+    assert load.num_running + load.num_waiting + load.num_not_started == 1
+
+
 def test_a_prompt_starts_when_a_held_one_is_released(core: DrivenCore) -> None:
     held = []
     while core.num_free_blocks > 600 // core.block_size:

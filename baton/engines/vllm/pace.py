@@ -69,7 +69,7 @@ def load_of(scheduler: Any, seqs: Sequence[VllmSequence], pace: StepPace) -> Eng
     num_running = len(scheduler.running)
     return EngineLoad(
         num_running=num_running,
-        num_waiting=sum(not seq.is_started and not seq.is_remote for seq in seqs),
+        num_waiting=sum(map(_waits, seqs)),
         num_blocks_free=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
         num_blocks_promised=0,
         num_queued_prefill_tokens=sum(seq.num_to_compute for seq in seqs if not seq.is_over),
@@ -79,6 +79,17 @@ def load_of(scheduler: Any, seqs: Sequence[VllmSequence], pace: StepPace) -> Eng
         num_parked=sum(seq.is_parked and seq.next_index > seq.add.num_emitted for seq in seqs),
         chunk_tokens=pace.chunk_tokens(num_running),
     )
+
+
+def _waits(seq: VllmSequence) -> bool:
+    """It will take a place in the batch, or holds blocks for it. One without a reader that has lost
+    its blocks lets others go first."""
+    status = seq.request.status.name
+    if seq.is_remote or seq.is_over:
+        return False
+    if status == "PREEMPTED":
+        return not seq.is_parked
+    return status in ("WAITING", "WAITING_FOR_REMOTE_KVS")
 
 
 def _parts_of(seq: VllmSequence) -> set[str]:
