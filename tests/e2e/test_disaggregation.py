@@ -78,13 +78,18 @@ def test_decode_receives_exactly_the_blocks_that_its_cache_lacks(stack) -> None:
             if name.startswith("decode")
         )
 
+    def num_indexed() -> float:
+        return stack.metric("router", "baton_router_index_hashes")
+
     marker = f"{time.time_ns()} "
-    before = received()
+    before, had = received(), num_indexed()
     first = ask(stack, "What is TTFT?", marker + SYSTEM).parse()
     num_blocks = -(-first.usage.prompt_tokens // BLOCK)
     wait_until(lambda: received() - before >= num_blocks)
     assert received() - before == num_blocks
     assert first.usage.prompt_tokens_details.cached_tokens == 0
+    # Workers tell the router of their caches a moment later: one of each pool has the whole blocks.
+    wait_until(lambda: num_indexed() - had >= 2 * (first.usage.prompt_tokens // BLOCK))
 
     before = received()
     second = ask(stack, "What is a lease?", marker + SYSTEM).parse()
