@@ -50,7 +50,8 @@ class Phase:
 GATEWAY, WORKER = "baton_gateway_cancel_seconds", "baton_cancel_seconds"
 PHASES = {
     "tokenizing": Phase(GATEWAY, "tokenize", 4, 400, 0.05),
-    "queued": Phase(GATEWAY, "pick", 12, 1, 0.5, num_tokens=1000),
+    # So many that some wait in line: a few are placed at once.
+    "queued": Phase(GATEWAY, "pick", 40, 1, 0.5, num_tokens=1000),
     "routed": Phase(WORKER, "queue", 6, 10, 0.1),
     "prefilling": Phase(WORKER, "prefill", 3, 10, 0.1),
     "in handoff": Phase(WORKER, "handoff", 4, 20, 0.02, waits=True),
