@@ -46,7 +46,7 @@ COMPUTING = ["-n", str(min(num_available_cores(), 4)), "--dist", "worksteal"]
 SHARING = [*COMPUTING[:2], "--dist", "loadfile"]
 # Tests that mostly wait for processes: more than cores, and a file's tests stay together. In their
 # order: bench/ comes first, whose few tests take longest and would be left alone at the end.
-WAITING = ["-n", str(min(num_available_cores() + 2, 4)), "--dist", "loadfile"]
+WAITING = ["-n", str(min(num_available_cores() + 1, 4)), "--dist", "loadfile"]
 WAITING += ["--no-loadscope-reorder"]
 # Whole stacks, each of several processes: two at a time (tests/e2e/conftest.py says which tests).
 STACKS = ["-n", "2", "--dist", "loadscope"]
