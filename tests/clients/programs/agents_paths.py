@@ -6,7 +6,7 @@ from typing import Any
 
 import agents
 import openai
-from common import (
+from questions import (
     API_KEY,
     BASE_URL,
     FACTS,

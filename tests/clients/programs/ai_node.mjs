@@ -5,7 +5,7 @@ import { Output, generateText, stepCountIs, streamText, tool } from "ai";
 import {
   API_KEY, BASE_URL, City, DESCRIPTION, FACTS, MODEL, Person, QUESTION, WEATHER, checkAnswer,
   checkPerson, checkPieces, checkWeather, getWeather, report,
-} from "./common.mjs";
+} from "./questions.mjs";
 
 const openai = createOpenAI({ baseURL: BASE_URL, apiKey: API_KEY });
 const compatible = createOpenAICompatible({

@@ -4,7 +4,7 @@ import { zodOutputFormat } from "@anthropic-ai/sdk/helpers/zod";
 import {
   API_KEY, BASE_URL, CITY_SCHEMA, DESCRIPTION, FACTS, MODEL, Person, QUESTION, WEATHER, asked,
   checkAnswer, checkPerson, checkPieces, checkWeather, getWeather, report,
-} from "./common.mjs";
+} from "./questions.mjs";
 
 const client = new Anthropic({
   baseURL: BASE_URL.replace(/\/v1$/, ""), apiKey: API_KEY, maxRetries: 0,

@@ -1,7 +1,7 @@
 """The paths of Anthropic's client for Python."""
 
 import anthropic
-from common import (
+from questions import (
     API_KEY,
     BASE_URL,
     FACTS,

@@ -5,7 +5,7 @@ from typing import Any
 
 import instructor
 import openai
-from common import API_KEY, BASE_URL, FACTS, MODEL, Person, check_person, report
+from questions import API_KEY, BASE_URL, FACTS, MODEL, Person, check_person, report
 
 MESSAGES: list[Any] = [{"role": "user", "content": FACTS}]
 FIELDS = {"model": MODEL, "messages": MESSAGES, "max_retries": 0}

@@ -3,7 +3,11 @@
 from functools import partial
 from typing import Any
 
-from common import (
+from langchain_anthropic import ChatAnthropic
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI, OpenAI
+from questions import (
     API_KEY,
     BASE_URL,
     FACTS,
@@ -18,10 +22,6 @@ from common import (
     get_weather,
     report,
 )  # fmt: skip
-from langchain_anthropic import ChatAnthropic
-from langchain_core.messages import HumanMessage
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
 
 WEATHER_TOOL = tool(get_weather)
 

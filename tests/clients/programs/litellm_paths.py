@@ -9,7 +9,7 @@ from typing import Any
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
-from common import (
+from questions import (
     API_KEY,
     BASE_URL,
     FACTS,

@@ -4,7 +4,12 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from common import (
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts import PromptTemplate
+from llama_index.llms.openai import OpenAI, OpenAIResponses
+from llama_index.llms.openai_like import OpenAILike
+from questions import (
     API_KEY,
     BASE_URL,
     FACTS,
@@ -19,11 +24,6 @@ from common import (
     get_weather,
     report,
 )  # fmt: skip
-from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.llms import ChatMessage
-from llama_index.core.prompts import PromptTemplate
-from llama_index.llms.openai import OpenAI, OpenAIResponses
-from llama_index.llms.openai_like import OpenAILike
 
 
 def chat(model: Any) -> None:

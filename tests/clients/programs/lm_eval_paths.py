@@ -18,7 +18,7 @@ os.environ |= {
 }
 
 import lm_eval
-from common import BASE_URL, MODEL, QUESTION, report
+from questions import BASE_URL, MODEL, QUESTION, report
 
 DEMO_MODEL = Path(__file__).parents[3] / "baton" / "demo_model"
 REFERENCE = Path(__file__).with_name("lm_eval_reference.py")

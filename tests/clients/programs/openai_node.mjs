@@ -4,7 +4,7 @@ import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import {
   API_KEY, BASE_URL, CITY_SCHEMA, DESCRIPTION, FACTS, MODEL, Person, QUESTION, WEATHER, asked,
   checkAnswer, checkPerson, checkPieces, checkWeather, getWeather, report,
-} from "./common.mjs";
+} from "./questions.mjs";
 
 const client = new OpenAI({ baseURL: BASE_URL, apiKey: API_KEY, maxRetries: 0 });
 const callable = { name: "get_weather", description: DESCRIPTION, parameters: CITY_SCHEMA };

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import openai
-from common import (
+from questions import (
     API_KEY,
     BASE_URL,
     FACTS,
