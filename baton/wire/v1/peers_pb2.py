@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/wire/v1/peers.proto\x12\rbaton.wire.v1\"4\n\rFollowRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\"\x86\x01\n\x08PeerNews\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.baton.wire.v1.PeerHello\x12(\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x18.baton.wire.v1.PeerEvent\x12\'\n\x05lines\x18\x03 \x01(\x0b\x32\x18.baton.wire.v1.PeerLines\"0\n\tPeerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\"\xe4\x01\n\tPeerEvent\x12\x0e\n\x06\x61ge_ms\x18\x01 \x01(\r\x12\'\n\x06placed\x18\x02 \x01(\x0b\x32\x15.baton.wire.v1.PlacedH\x00\x12\x1a\n\x10\x65nded_request_id\x18\x03 \x01(\tH\x00\x12.\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x1c.baton.wire.v1.FailedAttemptH\x00\x12)\n\x07suspect\x18\x05 \x01(\x0b\x32\x16.baton.wire.v1.SuspectH\x00\x12\x1e\n\x14harmless_fingerprint\x18\x06 \x01(\x0cH\x00\x42\x07\n\x05\x65vent\"\xdb\x01\n\x06Placed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08model_fp\x18\x02 \x01(\t\x12(\n\x05slots\x18\x03 \x03(\x0b\x32\x19.baton.wire.v1.GivenSlots\x12)\n\x06prompt\x18\x04 \x01(\x0b\x32\x19.baton.wire.v1.PromptSent\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x11\n\tservice_s\x18\x07 \x01(\x01\x12\x10\n\x08is_first\x18\x08 \x01(\x08\x12\x0f\n\x07session\x18\t \x01(\x0c\"f\n\nGivenSlots\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x04 \x01(\r\"B\n\nPromptSent\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05marks\x18\x02 \x03(\x06\x12\x12\n\nexpected_s\x18\x03 \x01(\x01\"\"\n\rFailedAttempt\x12\x11\n\tworker_id\x18\x01 \x01(\t\"2\n\x07Suspect\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x0c\x12\x12\n\nnum_deaths\x18\x02 \x01(\r\"3\n\tPeerLines\x12&\n\x05lines\x18\x01 \x03(\x0b\x32\x17.baton.wire.v1.PeerLine\"y\n\x08PeerLine\x12\x10\n\x08model_fp\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\x05\x12-\n\x07tenants\x18\x03 \x03(\x0b\x32\x1c.baton.wire.v1.WaitingTenant\x12\x1a\n\x12reserved_worker_id\x18\x04 \x01(\t\"/\n\rWaitingTenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x32P\n\x0bRouterPeers\x12\x41\n\x06\x46ollow\x12\x1c.baton.wire.v1.FollowRequest\x1a\x17.baton.wire.v1.PeerNews0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/wire/v1/peers.proto\x12\rbaton.wire.v1\"4\n\rFollowRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\"\x86\x01\n\x08PeerNews\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.baton.wire.v1.PeerHello\x12(\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x18.baton.wire.v1.PeerEvent\x12\'\n\x05lines\x18\x03 \x01(\x0b\x32\x18.baton.wire.v1.PeerLines\"0\n\tPeerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\"\xee\x01\n\tPeerEvent\x12\x0e\n\x06\x61ge_ms\x18\x01 \x01(\r\x12+\n\x06placed\x18\x07 \x01(\x0b\x32\x19.baton.wire.v1.PlacementsH\x00\x12\x1a\n\x10\x65nded_request_id\x18\x03 \x01(\tH\x00\x12.\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x1c.baton.wire.v1.FailedAttemptH\x00\x12)\n\x07suspect\x18\x05 \x01(\x0b\x32\x16.baton.wire.v1.SuspectH\x00\x12\x1e\n\x14harmless_fingerprint\x18\x06 \x01(\x0cH\x00\x42\x07\n\x05\x65ventJ\x04\x08\x02\x10\x03\"\xd1\x02\n\nPlacements\x12\r\n\x05names\x18\x01 \x03(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\x12\x16\n\x0e\x64\x65\x63ode_workers\x18\x03 \x03(\r\x12\x16\n\x0eprompt_workers\x18\x04 \x03(\r\x12\x15\n\rnum_sequences\x18\x05 \x03(\r\x12\x12\n\nnum_blocks\x18\x06 \x03(\r\x12\x1a\n\x12num_prefill_tokens\x18\x07 \x03(\r\x12\x11\n\tnum_marks\x18\x08 \x03(\r\x12\x12\n\nexpected_s\x18\t \x03(\x02\x12\r\n\x05marks\x18\n \x03(\x06\x12.\n\x08services\x18\x0b \x03(\x0b\x32\x1c.baton.wire.v1.TenantService\x12/\n\x08sessions\x18\x0c \x03(\x0b\x32\x1d.baton.wire.v1.SessionWorkers\x12\x11\n\tnum_first\x18\r \x01(\r\"S\n\rTenantService\x12\r\n\x05model\x18\x01 \x01(\r\x12\x0e\n\x06tenant\x18\x02 \x01(\r\x12\x10\n\x08priority\x18\x03 \x01(\x05\x12\x11\n\tservice_s\x18\x04 \x01(\x01\"A\n\x0eSessionWorkers\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05model\x18\x02 \x01(\r\x12\x0f\n\x07workers\x18\x03 \x03(\r\"\"\n\rFailedAttempt\x12\x11\n\tworker_id\x18\x01 \x01(\t\"2\n\x07Suspect\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x0c\x12\x12\n\nnum_deaths\x18\x02 \x01(\r\"3\n\tPeerLines\x12&\n\x05lines\x18\x01 \x03(\x0b\x32\x17.baton.wire.v1.PeerLine\"y\n\x08PeerLine\x12\x10\n\x08model_fp\x18\x01 \x01(\t\x12\x10\n\x08priority\x18\x02 \x01(\x05\x12-\n\x07tenants\x18\x03 \x03(\x0b\x32\x1c.baton.wire.v1.WaitingTenant\x12\x1a\n\x12reserved_worker_id\x18\x04 \x01(\t\"/\n\rWaitingTenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x32P\n\x0bRouterPeers\x12\x41\n\x06\x46ollow\x12\x1c.baton.wire.v1.FollowRequest\x1a\x17.baton.wire.v1.PeerNews0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,23 +38,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PEERHELLO']._serialized_start=235
   _globals['_PEERHELLO']._serialized_end=283
   _globals['_PEEREVENT']._serialized_start=286
-  _globals['_PEEREVENT']._serialized_end=514
-  _globals['_PLACED']._serialized_start=517
-  _globals['_PLACED']._serialized_end=736
-  _globals['_GIVENSLOTS']._serialized_start=738
-  _globals['_GIVENSLOTS']._serialized_end=840
-  _globals['_PROMPTSENT']._serialized_start=842
-  _globals['_PROMPTSENT']._serialized_end=908
-  _globals['_FAILEDATTEMPT']._serialized_start=910
-  _globals['_FAILEDATTEMPT']._serialized_end=944
-  _globals['_SUSPECT']._serialized_start=946
-  _globals['_SUSPECT']._serialized_end=996
-  _globals['_PEERLINES']._serialized_start=998
-  _globals['_PEERLINES']._serialized_end=1049
-  _globals['_PEERLINE']._serialized_start=1051
-  _globals['_PEERLINE']._serialized_end=1172
-  _globals['_WAITINGTENANT']._serialized_start=1174
-  _globals['_WAITINGTENANT']._serialized_end=1221
-  _globals['_ROUTERPEERS']._serialized_start=1223
-  _globals['_ROUTERPEERS']._serialized_end=1303
+  _globals['_PEEREVENT']._serialized_end=524
+  _globals['_PLACEMENTS']._serialized_start=527
+  _globals['_PLACEMENTS']._serialized_end=864
+  _globals['_TENANTSERVICE']._serialized_start=866
+  _globals['_TENANTSERVICE']._serialized_end=949
+  _globals['_SESSIONWORKERS']._serialized_start=951
+  _globals['_SESSIONWORKERS']._serialized_end=1016
+  _globals['_FAILEDATTEMPT']._serialized_start=1018
+  _globals['_FAILEDATTEMPT']._serialized_end=1052
+  _globals['_SUSPECT']._serialized_start=1054
+  _globals['_SUSPECT']._serialized_end=1104
+  _globals['_PEERLINES']._serialized_start=1106
+  _globals['_PEERLINES']._serialized_end=1157
+  _globals['_PEERLINE']._serialized_start=1159
+  _globals['_PEERLINE']._serialized_end=1280
+  _globals['_WAITINGTENANT']._serialized_start=1282
+  _globals['_WAITINGTENANT']._serialized_end=1329
+  _globals['_ROUTERPEERS']._serialized_start=1331
+  _globals['_ROUTERPEERS']._serialized_end=1411
 # @@protoc_insertion_point(module_scope)

@@ -41,56 +41,64 @@ class PeerEvent(_message.Message):
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     HARMLESS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     age_ms: int
-    placed: Placed
+    placed: Placements
     ended_request_id: str
     failed: FailedAttempt
     suspect: Suspect
     harmless_fingerprint: bytes
-    def __init__(self, age_ms: _Optional[int] = ..., placed: _Optional[_Union[Placed, _Mapping]] = ..., ended_request_id: _Optional[str] = ..., failed: _Optional[_Union[FailedAttempt, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., harmless_fingerprint: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, age_ms: _Optional[int] = ..., placed: _Optional[_Union[Placements, _Mapping]] = ..., ended_request_id: _Optional[str] = ..., failed: _Optional[_Union[FailedAttempt, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., harmless_fingerprint: _Optional[bytes] = ...) -> None: ...
 
-class Placed(_message.Message):
-    __slots__ = ("request_id", "model_fp", "slots", "prompt", "tenant", "priority", "service_s", "is_first", "session")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FP_FIELD_NUMBER: _ClassVar[int]
-    SLOTS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    SERVICE_S_FIELD_NUMBER: _ClassVar[int]
-    IS_FIRST_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    model_fp: str
-    slots: _containers.RepeatedCompositeFieldContainer[GivenSlots]
-    prompt: PromptSent
-    tenant: str
-    priority: int
-    service_s: float
-    is_first: bool
-    session: bytes
-    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., slots: _Optional[_Iterable[_Union[GivenSlots, _Mapping]]] = ..., prompt: _Optional[_Union[PromptSent, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., service_s: _Optional[float] = ..., is_first: _Optional[bool] = ..., session: _Optional[bytes] = ...) -> None: ...
-
-class GivenSlots(_message.Message):
-    __slots__ = ("worker_id", "num_sequences", "num_blocks", "num_prefill_tokens")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+class Placements(_message.Message):
+    __slots__ = ("names", "request_ids", "decode_workers", "prompt_workers", "num_sequences", "num_blocks", "num_prefill_tokens", "num_marks", "expected_s", "marks", "services", "sessions", "num_first")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_WORKERS_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    num_sequences: int
-    num_blocks: int
-    num_prefill_tokens: int
-    def __init__(self, worker_id: _Optional[str] = ..., num_sequences: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ...) -> None: ...
-
-class PromptSent(_message.Message):
-    __slots__ = ("worker_id", "marks", "expected_s")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    MARKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MARKS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_S_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    SERVICES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FIRST_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    decode_workers: _containers.RepeatedScalarFieldContainer[int]
+    prompt_workers: _containers.RepeatedScalarFieldContainer[int]
+    num_sequences: _containers.RepeatedScalarFieldContainer[int]
+    num_blocks: _containers.RepeatedScalarFieldContainer[int]
+    num_prefill_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_marks: _containers.RepeatedScalarFieldContainer[int]
+    expected_s: _containers.RepeatedScalarFieldContainer[float]
     marks: _containers.RepeatedScalarFieldContainer[int]
-    expected_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., marks: _Optional[_Iterable[int]] = ..., expected_s: _Optional[float] = ...) -> None: ...
+    services: _containers.RepeatedCompositeFieldContainer[TenantService]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionWorkers]
+    num_first: int
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., request_ids: _Optional[_Iterable[str]] = ..., decode_workers: _Optional[_Iterable[int]] = ..., prompt_workers: _Optional[_Iterable[int]] = ..., num_sequences: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., num_prefill_tokens: _Optional[_Iterable[int]] = ..., num_marks: _Optional[_Iterable[int]] = ..., expected_s: _Optional[_Iterable[float]] = ..., marks: _Optional[_Iterable[int]] = ..., services: _Optional[_Iterable[_Union[TenantService, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionWorkers, _Mapping]]] = ..., num_first: _Optional[int] = ...) -> None: ...
+
+class TenantService(_message.Message):
+    __slots__ = ("model", "tenant", "priority", "service_s")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_S_FIELD_NUMBER: _ClassVar[int]
+    model: int
+    tenant: int
+    priority: int
+    service_s: float
+    def __init__(self, model: _Optional[int] = ..., tenant: _Optional[int] = ..., priority: _Optional[int] = ..., service_s: _Optional[float] = ...) -> None: ...
+
+class SessionWorkers(_message.Message):
+    __slots__ = ("session", "model", "workers")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    model: int
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[bytes] = ..., model: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FailedAttempt(_message.Message):
     __slots__ = ("worker_id",)

@@ -186,6 +186,8 @@ class PoolColumns:
         # When leases of a row end next, and the same in order; what is told twice does no harm.
         self._next_expiry: dict[int, float] = {}
         self._expiries: list[tuple[float, int]] = []
+        # Rows of which leases have come or gone since they were written.
+        self._leases_changed: set[int] = set()
         self._numbers_of: tuple[PrefixIndex | None, int] = (None, -1)
         self._numbers = np.zeros(0, dtype=int)
         for row in range(len(workers)):
@@ -205,6 +207,8 @@ class PoolColumns:
         return len(self._workers)
 
     def __getitem__(self, figure: Figure) -> Column:
+        if self._leases_changed:
+            self._write_leases()
         return self._columns[figure]
 
     def write(self, row: int) -> None:
@@ -214,10 +218,16 @@ class PoolColumns:
         self._figures[:, row] = (*self._leased(worker), *self._own(worker))
         self._note_expiry(row)
 
-    def write_leases(self, row: int) -> None:
-        """Take over what the worker's slot leases change."""
-        self._figures[: Figure.REPORTED_AT, row] = self._leased(self._workers[row])
-        self._note_expiry(row)
+    def note_leases(self, row: int) -> None:
+        """Take over what the worker's slot leases change, when it is read: a peer's news and their
+        end change some rows many times."""
+        self._leases_changed.add(row)
+
+    def _write_leases(self) -> None:
+        for row in self._leases_changed:
+            self._figures[: Figure.REPORTED_AT, row] = self._leased(self._workers[row])
+            self._note_expiry(row)
+        self._leases_changed.clear()
 
     def _note_expiry(self, row: int) -> None:
         next_expiry = self._workers[row].leases.next_expiry
@@ -242,6 +252,8 @@ class PoolColumns:
 
     def expire_leases(self, now: float) -> None:
         """End the slot leases whose time is over."""
+        for row in self._leases_changed:
+            self._note_expiry(row)
         while self._expiries and self._expiries[0][0] <= now:
             _, row = heapq.heappop(self._expiries)
             self._next_expiry.pop(row, None)

@@ -6,7 +6,7 @@ worker is lost when its stream broke, stale when it has been silent. Knows neith
 queues.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 
 from baton.system.clock import Clock
@@ -61,7 +61,7 @@ class Fleet:
         # Counts the registrations of new processes, and the workers that were forgotten.
         self.version = 0
         # The workers that requests are on their way to, and until when; oldest first.
-        self._sent: dict[str, tuple[float, list[Worker]]] = {}
+        self._sent: dict[str, tuple[float, Sequence[Worker]]] = {}
         # Of the pools that were asked for since then; and each of their workers' place.
         self._columns: dict[tuple[str, int], PoolColumns] = {}
         self._rows: dict[str, tuple[PoolColumns, int]] = {}
@@ -184,17 +184,20 @@ class Fleet:
         self._changed(worker)
         return True
 
-    def take_lease(self, worker_id: str, lease: SlotLease) -> None:
-        """Count a request that is on its way to this worker."""
+    def take_leases(self, request_id: str, leases: Sequence[tuple[str, SlotLease]]) -> None:
+        """Count a request that is on its way to these workers and no others, by their ids."""
+        self.end_leases(request_id)
+        now, sent = self._clock.now(), self._sent
         for _ in range(_NUM_SENT_CHECKED):
-            oldest = next(iter(self._sent), None)
-            if oldest is None or self._sent[oldest][0] > self._clock.now():
+            oldest = next(iter(sent), None)
+            if oldest is None or sent[oldest][0] > now:
                 break
-            del self._sent[oldest]
-        worker = self._by_id[worker_id]
-        worker.leases.take(lease)
-        _, workers = self._sent.setdefault(lease.request_id, (lease.expires_at, []))
-        workers.append(worker)
+            del sent[oldest]
+        workers = [self._by_id[worker_id] for worker_id, _ in leases]
+        for worker, (_, lease) in zip(workers, leases, strict=True):
+            worker.leases.take(lease)
+        if leases:
+            sent[request_id] = (leases[0][1].expires_at, workers)
 
     def lease_end(self) -> float:
         """The time at which a lease ends that is taken now."""
@@ -318,7 +321,7 @@ class Fleet:
             pool = self._pools[key]
             self._columns[key] = columns = PoolColumns(pool, self._settings)
             for row, worker in enumerate(pool):
-                worker.leases.on_change = partial(columns.write_leases, row)
+                worker.leases.on_change = partial(columns.note_leases, row)
                 self._rows[worker.endpoint] = (columns, row)
         return self._columns.get(key)
 

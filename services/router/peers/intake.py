@@ -13,7 +13,8 @@ from baton.wire.v1 import peers_pb2
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.quarantine import Quarantine
 from services.router.fleet.reported import MAX_BLOCKS
-from services.router.fleet.worker import SlotLease
+from services.router.fleet.worker import SlotLease, Worker
+from services.router.peers.placements import Row, rows_of
 from services.router.pick.on_the_way import MAX_MARKS, SentMarks
 from services.router.pick.pick_request import MAX_PROMPT_TOKENS
 from services.router.pick.selector import Selector
@@ -58,41 +59,67 @@ class PeerIntake:
         elif kind == "harmless_fingerprint":
             self._quarantine.clear([event.harmless_fingerprint])
 
-    def _place(self, placed: peers_pb2.Placed, age_s: float) -> None:
-        if len(placed.request_id) > MAX_NAME_CHARS or len(placed.tenant) > MAX_NAME_CHARS:
-            return
-        self._fleet.end_leases(placed.request_id)
-        for slots in list(placed.slots)[:MAX_SLOTS]:
-            self._take_lease(placed.request_id, slots, age_s)
-        if placed.session and self._selector.is_known(placed.model_fp):
-            ids = [slots.worker_id for slots in list(placed.slots)[:MAX_SLOTS]]
+    def _place(self, placed: peers_pb2.Placements, age_s: float) -> None:
+        """Take in requests that got their workers."""
+        names = list(placed.names)
+        self._take_requests(placed, names, age_s)
+        num_requests = len(placed.request_ids)
+        for session in list(placed.sessions)[:num_requests]:
+            if max((session.model, *session.workers)) < len(names):
+                self._note_session(session, names)
+        for served in list(placed.services)[:num_requests]:
+            if max(served.model, served.tenant) < len(names):
+                self._serve(served, names, MAX_SERVICE_S * num_requests)
+        self._retry_budget.num_first += min(placed.num_first, num_requests)
+
+    def _take_requests(self, placed: peers_pb2.Placements, names: list[str], age_s: float) -> None:
+        """Count each request on its workers, and its prompt where it is going to be computed."""
+        fleet, ends_at = self._fleet, self._fleet.lease_end() - age_s
+        workers = [fleet.known(name) for name in names]
+        for row, marks in rows_of(placed):
+            if len(row.request_id) > MAX_NAME_CHARS or max(row.decode, row.prompt) >= len(names):
+                continue
+            given = [
+                (worker.worker_id, lease)
+                for place, lease in _leases_of(row, ends_at)
+                if (worker := workers[place]) is not None and _is_on_its_way(row, worker)
+            ]
+            fleet.take_leases(row.request_id, given)
+            if marks and (worker := workers[row.prompt]) is not None:
+                self._expect(worker, marks, row.expected_s - age_s)
+
+    def _expect(self, worker: Worker, marks: list[int], expected_s: float) -> None:
+        if 0 < expected_s < math.inf:
+            self._selector.expect(SentMarks(worker.endpoint, marks[:MAX_MARKS], expected_s))
+
+    def _serve(self, served: peers_pb2.TenantService, names: list[str], most_s: float) -> None:
+        tenant = names[served.tenant]
+        if len(tenant) <= MAX_NAME_CHARS and 0 < served.service_s <= most_s:
+            turn = Turn(tenant, min(served.priority, MAX_PRIORITY))
+            self._charge(names[served.model], turn, served.service_s)
+
+    def _note_session(self, session: peers_pb2.SessionWorkers, names: list[str]) -> None:
+        model_fp = names[session.model]
+        if self._selector.is_known(model_fp):
+            ids = [names[place] for place in list(session.workers)[:MAX_SLOTS]]
             known = [each for each in ids if self._fleet.known(each) is not None]
-            self._selector.sessions.note(placed.model_fp, placed.session, known)
-        if placed.HasField("prompt"):
-            self._expect(placed.prompt, age_s)
-        service_s = placed.service_s
-        if math.isfinite(service_s) and 0 < service_s <= MAX_SERVICE_S:
-            turn = Turn(placed.tenant, min(placed.priority, MAX_PRIORITY))
-            self._charge(placed.model_fp, turn, service_s)
-        if placed.is_first:
-            self._retry_budget.num_first += 1
+            self._selector.sessions.note(model_fp, session.session, known)
 
-    def _take_lease(self, request_id: str, slots: peers_pb2.GivenSlots, age_s: float) -> None:
-        worker = self._fleet.known(slots.worker_id)
-        if worker is None or not worker.connected or worker.leases.was_early(request_id):
-            return
-        lease = SlotLease(
-            request_id=request_id,
-            num_sequences=min(slots.num_sequences, MAX_CHOICES),
-            num_blocks=min(slots.num_blocks, MAX_BLOCKS),
-            num_prefill_tokens=min(slots.num_prefill_tokens, MAX_PROMPT_TOKENS),
-            expires_at=self._fleet.lease_end() - age_s,
-        )
-        self._fleet.take_lease(slots.worker_id, lease)
 
-    def _expect(self, prompt: peers_pb2.PromptSent, age_s: float) -> None:
-        worker = self._fleet.known(prompt.worker_id)
-        expected_s = prompt.expected_s - age_s
-        if worker is not None and math.isfinite(expected_s) and expected_s > 0:
-            marks = list(prompt.marks)[:MAX_MARKS]
-            self._selector.expect(SentMarks(worker.endpoint, marks, expected_s))
+def _leases_of(row: Row, ends_at: float) -> list[tuple[int, SlotLease]]:
+    """The leases of a request on its workers, by their places."""
+    num_sequences = min(row.num_sequences, MAX_CHOICES)
+    num_blocks = min(row.num_blocks, MAX_BLOCKS)
+    num_tokens = min(row.num_prefill_tokens, MAX_PROMPT_TOKENS)
+    request_id = row.request_id
+    if row.decode == row.prompt:
+        return [(row.decode, SlotLease(request_id, num_sequences, num_blocks, num_tokens, ends_at))]
+    return [
+        (row.decode, SlotLease(request_id, num_sequences, num_blocks, 0, ends_at)),
+        (row.prompt, SlotLease(request_id, num_sequences, 0, num_tokens, ends_at)),
+    ]
+
+
+def _is_on_its_way(row: Row, worker: Worker) -> bool:
+    """Return whether the worker is there and has not reported the request."""
+    return worker.connected and not worker.leases.was_early(row.request_id)

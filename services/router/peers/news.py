@@ -8,12 +8,14 @@ misses what is too old: by then a slot lease has ended, and reports show the req
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import islice
 
 from baton.system.clock import Clock
 from baton.wire.failures import Overloaded
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import peers_pb2
+from services.router.peers.placements import PlacedRequest, columns_of
 from services.router.pick.pick_request import PickRequest
 from services.router.pick.placement import Placement
 from services.router.settings import Settings
@@ -31,6 +33,8 @@ LINES_S = 0.1
 # with the lines, if there is plenty of room.
 MANY_EVENTS = 20
 
+_Told = PlacedRequest | peers_pb2.PeerEvent
+
 
 class PeerNewsLog:
     """The events of the time in which a slot lease lives. A router without peers tells nothing."""
@@ -40,7 +44,7 @@ class PeerNewsLog:
         self._memory_s = settings.slot_lease_s
         self.has_peers = bool(settings.peers)
         self._clock = clock
-        self._events: deque[tuple[float, peers_pb2.PeerEvent]] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[tuple[float, _Told]] = deque(maxlen=MAX_EVENTS)
         self._num_told = 0
         self._num_followers = 0
         self._changed = asyncio.Event()
@@ -48,28 +52,7 @@ class PeerNewsLog:
 
     def placed(self, wanted: PickRequest, placement: Placement) -> None:
         """Tell that a request got its workers; not called without peers."""
-        event = peers_pb2.PeerEvent()
-        placed = event.placed  # in place: a message that is put into another one is copied
-        placed.request_id = wanted.request_id
-        placed.model_fp = wanted.model_fp
-        for worker_id, lease in placement.leases:
-            placed.slots.add(
-                worker_id=worker_id,
-                num_sequences=lease.num_sequences,
-                num_blocks=lease.num_blocks,
-                num_prefill_tokens=lease.num_prefill_tokens,
-            )
-        placed.tenant = wanted.turn.tenant
-        placed.priority = wanted.turn.priority
-        placed.service_s = 0.0 if wanted.has_begun else placement.engine_s / wanted.turn.weight
-        placed.is_first = not wanted.excluded
-        placed.session = wanted.session
-        if placement.sent is not None:
-            response = placement.response
-            placed.prompt.worker_id = response.prefill.worker_id or response.decode.worker_id
-            placed.prompt.marks.extend(placement.sent.marks)
-            placed.prompt.expected_s = placement.sent.expected_s
-        self._tell(event)
+        self._tell(PlacedRequest.of(wanted, placement))
 
     def ended(self, request_id: str) -> None:
         """Tell that a request is not on its way to any worker."""
@@ -119,7 +102,7 @@ class PeerNewsLog:
         told_at, position, num_before = self._clock.now(), 0, self._num_told
         is_busy = False
         while not self._over.is_set():
-            changed = self._over if is_busy else self._changed
+            changed = self._over if is_busy else self._next_change()
             is_due = self._clock.now() - told_at >= LINES_S
             if is_due or (position < self._num_told and not is_busy):
                 events, position = self._since(position)
@@ -133,27 +116,49 @@ class PeerNewsLog:
             if is_busy or position == self._num_told:
                 await _wait(changed, max(told_at + LINES_S - self._clock.now(), PACE_S))
 
-    def _tell(self, event: peers_pb2.PeerEvent) -> None:
-        self._events.append((self._clock.now(), event))
+    def _tell(self, told: _Told) -> None:
+        self._events.append((self._clock.now(), told))
         self._num_told += 1
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if not self._changed.is_set():
+            self._changed.set()
+
+    def _next_change(self) -> asyncio.Event:
+        """Return what the next event will set."""
+        if self._changed.is_set():
+            self._changed = asyncio.Event()
+        return self._changed
 
     def _since(self, position: int) -> tuple[list[peers_pb2.PeerEvent], int]:
         """The events from this position on that still count, and the position behind them."""
-        first = self._num_told - len(self._events)
-        start = max(position, first)
+        start = max(position, self._num_told - len(self._events))
         end = min(self._num_told, start + MAX_EVENTS_A_MESSAGE)
-        return list(self._aged(start - first, end - first)), end
-
-    def _aged(self, start: int, end: int) -> Iterator[peers_pb2.PeerEvent]:
         now = self._clock.now()
-        for position in range(start, end):
-            told_at, event = self._events[position]
-            age_s = now - told_at
-            if age_s < self._memory_s:
-                event.age_ms = math.ceil(age_s * 1000)
-                yield event
+        # From the right: what is asked for is there, and a deque is slow in its middle.
+        latest = list(islice(reversed(self._events), self._num_told - start))
+        events = [each for each in latest[self._num_told - end :] if now - each[0] < self._memory_s]
+        return [_message(run, now) for run in _runs(reversed(events))], end
+
+
+def _runs(events: Iterable[tuple[float, _Told]]) -> Iterator[list[tuple[float, _Told]]]:
+    """Cut events into those that are told together: requests in a row, and each other one."""
+    run: list[tuple[float, _Told]] = []
+    for at, told in events:
+        goes_on = isinstance(told, PlacedRequest) and run and isinstance(run[0][1], PlacedRequest)
+        if run and not (goes_on and at - run[0][0] <= LINES_S):
+            yield run
+            run = []
+        run.append((at, told))
+    if run:
+        yield run
+
+
+def _message(run: list[tuple[float, _Told]], now: float) -> peers_pb2.PeerEvent:
+    last_at, last = run[-1]
+    if isinstance(last, PlacedRequest):
+        requests = [told for _, told in run if isinstance(told, PlacedRequest)]
+        last = peers_pb2.PeerEvent(placed=columns_of(requests))
+    last.age_ms = math.ceil((now - last_at) * 1000)
+    return last
 
 
 async def _wait(changed: asyncio.Event, timeout_s: float) -> None:

@@ -49,19 +49,19 @@ class Turns:
         self._kept: dict[str, dict[str, float]] = {}
         # True while the lines of any peer are known: without them nothing is left to peers.
         self.has_peers = False
+        # True while anybody waits or reserves a worker.
+        self._is_any_line = False
 
     def hear(self, router: str, lines: peers_pb2.PeerLines) -> None:
         """Take the lines of a router, this one's included, as they are told to all; every value is
         checked."""
         self._told[router] = _Told(self._clock.now(), _checked(lines))
-        self._claims.clear()
-        self.has_peers = any(each != self._own for each in self._told)
+        self._changed()
 
     def lose(self, router: str) -> None:
         """Forget the lines of a router that left."""
         if self._told.pop(router, None) is not None:
-            self._claims.clear()
-            self.has_peers = any(each != self._own for each in self._told)
+            self._changed()
 
     def is_any_waiting(self) -> bool:
         """Return whether a tenant waits at one of the routers, as they told last."""
@@ -69,7 +69,9 @@ class Turns:
 
     def note_room(self, model_fp: str, worker_id: str, step: int) -> bool:
         """Note that a worker has reported; returns whether its room is a peer's turn."""
-        if len(self._told) < 2 or self._first(model_fp, worker_id, step) in (None, self._own):
+        if len(self._told) < 2 or not self._is_any_line:
+            return False
+        if self._first(model_fp, worker_id, step) in (None, self._own):
             return False
         self._kept.setdefault(model_fp, {})[worker_id] = self._clock.now() + TURN_S
         return True
@@ -79,7 +81,7 @@ class Turns:
 
         A stream that has begun waits for nobody's turn, but leaves a peer's reserved worker alone.
         """
-        kept = self._reserved(model_fp)
+        kept = self._reserved(model_fp) if self._is_any_line else set()
         if model_fp in self._kept and not has_begun:
             kept |= self._turns_of_peers(model_fp)
         return kept
@@ -90,6 +92,11 @@ class Turns:
             router < self._own or self._line(self._own, model_fp).reserved_worker_id == ""
             for router in self._peers_that_reserve(model_fp)
         )
+
+    def _changed(self) -> None:
+        self._claims.clear()
+        self.has_peers = any(each != self._own for each in self._told)
+        self._is_any_line = any(told.lines for told in self._told.values())
 
     def _turns_of_peers(self, model_fp: str) -> set[str]:
         now = self._clock.now()

@@ -322,8 +322,8 @@ class Selector:
                 num_prefill_tokens=tokens,
                 expires_at=self._fleet.lease_end(),
             )
-            self._fleet.take_lease(view.worker_id, lease)
             leases.append((view.worker_id, lease))
+        self._fleet.take_leases(request.request_id, leases)
         return leases
 
     def _expect_blocks(self, request: PickRequest, picked: Pick) -> SentMarks | None:

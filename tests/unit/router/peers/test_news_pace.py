@@ -22,7 +22,7 @@ async def messages(core: Any, told: list[peers_pb2.PeerNews]) -> None:
 async def news_of_picks(
     fleet: Any, num_workers: int, load: dict[str, int], every_s: float
 ) -> list[int]:
-    """Pick again and again; returns the numbers of events of the messages about it."""
+    """Pick again and again; returns the numbers of requests of the messages about it."""
     workers = {f"d{number}": fleet.decode(f"d{number}") for number in range(num_workers)}
     for worker in workers.values():
         worker.load(**load)
@@ -35,7 +35,9 @@ async def news_of_picks(
     await asyncio.sleep(LINES_S)
     fleet.core.close()
     await following
-    return [len(each.events) for each in told if each.events]
+    return [
+        sum(len(event.placed.request_ids) for event in each.events) for each in told if each.events
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,11 @@ from baton.runtime.discovery.discover import FixedMembers
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import InvalidRequest, Overloaded
 from baton.wire.v1 import peers_pb2, router_pb2
+from services.router.fleet.worker import SlotLease
 from services.router.peers import news as news_module
+from services.router.queue.fair_line import Turn
 from services.router.watcher import PeerWatcher
+from tests.unit.router.peers.told import news_of, placed
 
 BUSY = {"num_running": 4}
 
@@ -184,9 +187,8 @@ def test_what_a_tenant_has_had_at_one_router_counts_at_the_other(paired) -> None
                 for tenant in ("loud", "quiet"):
                     tasks.create_task(ask(tenant, number))
                     await asyncio.sleep(0.03)
-            had = peers_pb2.Placed(request_id="a-1", model_fp="fp-1", tenant="loud", service_s=9)
-            event = peers_pb2.PeerEvent(placed=had)
-            pair.b.core.take_news("a", peers_pb2.PeerNews(events=[event]))
+            had = placed("a-1", turn=Turn("loud"), service_s=9.0)
+            pair.b.core.take_news("a", news_of(had))
             for num_running in (3, 2, 1, 0):
                 for side in sides:
                     side.load(num_running=num_running)
@@ -234,8 +236,8 @@ def test_the_retry_budget_is_that_of_the_fleet(paired) -> None:
         pair.a.core.take_news("b", news)
         with pytest.raises(Overloaded, match="failed too many"):
             await pair.pick(0, exclude_worker_ids=["d9"], has_failed=True)
-        placed = peers_pb2.PeerEvent(placed=peers_pb2.Placed(request_id="x", is_first=True))
-        pair.a.core.take_news("b", peers_pb2.PeerNews(events=[placed] * 10))
+        first = [placed(f"x{number}", is_first=True) for number in range(10)]
+        pair.a.core.take_news("b", news_of(*first))
         await pair.pick(0, exclude_worker_ids=["d9"], has_failed=True)
 
     paired(scenario)
@@ -351,19 +353,28 @@ def test_a_peers_nonsense_harms_nobody(router, clock) -> None:
         fleet = router(peers=("a:1",))
         fleet.decode("d0")
         huge, event = 2**32 - 1, peers_pb2.PeerEvent
-        slots = [peers_pb2.GivenSlots(worker_id=w, num_blocks=huge) for w in ("d9", "", "d8")]
-        prompt = peers_pb2.PromptSent(worker_id="d0", marks=[1] * 1000, expected_s=math.nan)
-        for service_s in (math.inf, -1.0, 1e300):
-            placed = peers_pb2.Placed(
-                request_id="r" * 10_000,
-                model_fp="unknown",
-                slots=slots,
-                prompt=prompt,
-                service_s=service_s,
+        served = peers_pb2.TenantService(model=1, tenant=9, service_s=1)
+        session = peers_pb2.SessionWorkers(session=b"x", model=9)
+        for name, value in (("r" * 10_000, math.inf), ("r", -1.0), ("r", 1e300), ("r", math.nan)):
+            lease = SlotLease(name, huge, huge, huge, 0.0)
+            nonsense = placed(
+                name,
+                leases=[("d9", lease), ("", lease)],
+                marks=[1] * 1000,
+                expected_s=value,
+                service_s=value,
+                session=b"x" * 1000,
             )
-            fleet.core.take_news("b", peers_pb2.PeerNews(events=[event(placed=placed)]))
-            placed.request_id = "r"
-            fleet.core.take_news("b", peers_pb2.PeerNews(events=[event(placed=placed)]))
+            news = news_of(nonsense, nonsense._replace(leases=[("d0", lease)]))
+            columns = news.events[0].placed
+            for each in (columns.decode_workers, columns.prompt_workers, columns.num_marks):
+                fleet.core.take_news("b", news)
+                each[0] = huge
+            columns.services.append(served)
+            columns.sessions.append(session)
+            del columns.num_blocks[:]
+            fleet.core.take_news("b", news)
+            fleet.core._fleet.end_leases("r")
         suspect = peers_pb2.Suspect(fingerprint=b"x" * 1000, num_deaths=2)
         fleet.core.take_news("b", peers_pb2.PeerNews(events=[event(), event(suspect=suspect)]))
         waiting = peers_pb2.WaitingTenant(tenant="x", weight=math.nan)

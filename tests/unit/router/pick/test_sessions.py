@@ -3,9 +3,9 @@
 import pytest
 
 from baton.testing.virtual_clock import run_virtual
-from baton.wire.v1 import peers_pb2
 from services.router.pick import sessions
 from services.router.pick.sessions import Sessions
+from tests.unit.router.peers.told import news_of, placed
 
 SESSION, OTHER = b"s" * 16, b"o" * 16
 
@@ -86,10 +86,7 @@ def test_a_peer_tells_who_served_a_session(router, run) -> None:
         fleet = router()
         for number in range(4):
             fleet.decode(f"d{number}")
-        slots = [peers_pb2.GivenSlots(worker_id=name) for name in ("d2", "unknown")]
-        placed = peers_pb2.Placed(request_id="p", model_fp="fp-1", session=SESSION, slots=slots)
-        news = peers_pb2.PeerNews(events=[peers_pb2.PeerEvent(placed=placed)])
-        fleet.core.take_news("b", news)
+        fleet.core.take_news("b", news_of(placed("p", "d2", "unknown", session=SESSION)))
         fleet.core._fleet.end_leases("p")
         assert {(await picked(fleet, f"r{number}"))[0] for number in range(4)} == {"d2"}
 
