@@ -116,6 +116,8 @@ def _add_router(kinds: Any) -> None:
     help_text = "about a minute: 300 s of each trace, fewer picks"
     router.add_argument("--quick", action="store_true", help=help_text)
     _add_results(router)
+    help_text = "put these parts' lines into this file, for older ones, and render all of it"
+    router.add_argument("--renew", type=Path, metavar="FILE", help=help_text)
     help_text = "folder for one SVG picture of each trace"
     router.add_argument("--plots", type=Path, metavar="FOLDER", help=help_text)
     router.set_defaults(run=_router)
@@ -203,6 +205,7 @@ def _disagg(arguments: argparse.Namespace) -> int:
 def _router(arguments: argparse.Namespace) -> int:
     from bench.engine.engine_bench import read_records
     from bench.models import cache_folder
+    from bench.results import replace_parts
     from bench.router.plots import write_plots
     from bench.router.router_bench import run_bench
     from bench.router.router_report import render
@@ -213,7 +216,9 @@ def _router(arguments: argparse.Namespace) -> int:
         output = arguments.output or cache_folder() / "results" / name
         run_bench(options, output, lambda line: print(line, flush=True))
         print(f"\nJSON lines: {output}\n")
-        arguments.report = [output]
+        if arguments.renew:
+            replace_parts(arguments.renew, output)
+        arguments.report = [arguments.renew or output]
     records = read_records(arguments.report)
     if arguments.plots:
         write_plots(records, arguments.plots)
