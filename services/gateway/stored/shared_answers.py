@@ -7,6 +7,7 @@ each gateway knows its own keys only.
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 
 from baton.runtime import logs
@@ -16,6 +17,7 @@ from services.gateway.stored.store import GONE, TOO_LARGE, Fields, Store
 WINDOW_S = 3600.0
 MAX_BYTES_OF_TENANT = 8 * 1024 * 1024
 BEAT_S = 5.0
+RUNNING = "in_progress"
 _log = logs.get("idempotency")
 
 
@@ -51,10 +53,11 @@ class Claim:
             await self._told(fields)
 
     async def give_up(self) -> None:
-        """Forget the key, and end the claim."""
+        """Forget the key, unless it is another request's by now, and end the claim."""
         self._beats.cancel()
         try:
-            await self._store.delete(self._tenant, self._name)
+            fields: Fields = {**self._first, "status": RUNNING}
+            await self._store.delete(self._tenant, self._name, fields)
         except Unavailable:
             _log.info("claim_left_behind")
 
@@ -70,7 +73,10 @@ class Claim:
         while True:
             await asyncio.sleep(BEAT_S)
             try:
-                if await self._store.go_on(self._tenant, self._name, {}) == GONE:
+                told = await self._store.go_on(
+                    self._tenant, self._name, self._first, condition="same"
+                )
+                if told == GONE:
                     return
             except Unavailable:
                 continue
@@ -87,15 +93,30 @@ class SharedAnswers:
         self, tenant: str, key: str, digest: bytes, request_id: str
     ) -> Claim | SharedAnswer | None:
         """Claim a key. Returns what is known of its first request where there was one, and None
-        where the store cannot tell or keeps nothing of this tenant."""
+        where that cannot be told or nothing is kept of this tenant. A claim of which the store does
+        not say that it took it may be there, and is ended like any other."""
         if not self._store.keeps(tenant):
             return None
         name = f"key_{sha256(key.encode()).hexdigest()}"
         first: Fields = {"digest": digest, "request_id": request_id}
-        fields: Fields = {**first, "status": "in_progress"}
+        fields: Fields = {**first, "status": RUNNING}
+        claim = partial(Claim, self._store, tenant, name, first)
         try:
-            if not await self._store.go_on(tenant, name, fields, condition="new"):
-                return Claim(self._store, tenant, name, first)
+            refused = await self._store.go_on(tenant, name, fields, condition="new")
+        except Unavailable:
+            _log.info("keys_not_shared")
+            return claim()
+        except asyncio.CancelledError:
+            await claim().give_up()
+            raise
+        known = await self._known(tenant, name, digest) if refused else None
+        # The store was asked again, after a reply that was lost.
+        is_own = known is not None and known.request_id == request_id
+        return known if refused and not is_own else claim()
+
+    async def _known(self, tenant: str, name: str, digest: bytes) -> SharedAnswer | None:
+        """What is known of a key that is claimed; None where the store cannot tell."""
+        try:
             found = await self._store.read(tenant, name, "digest", "request_id", "status", "body")
         except Unavailable:
             _log.info("keys_not_shared")
@@ -103,5 +124,5 @@ class SharedAnswers:
         if found[0] is None or found[1] is None:
             # It was given up between the two.
             return SharedAnswer(digest, "", is_running=True, body=None)
-        is_running = found[2] == b"in_progress"
+        is_running = found[2] == RUNNING.encode()
         return SharedAnswer(found[0], found[1].decode(), is_running, found[3])

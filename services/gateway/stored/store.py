@@ -150,12 +150,12 @@ class Store:
         response_id: str,
         fields: Fields,
         events: EventBatch | None = None,
-        condition: Literal["any", "new", "open"] = "open",
+        condition: Literal["any", "new", "open", "same"] = "open",
     ) -> str:
         """Change an object that runs, add events of it, and say that its gateway is alive. `any`
-        begins it; `new`: unless it has ended, or runs at a gateway that is alive. Returns what
-        `write` does."""
-        if condition != "open":
+        begins it; `new`: unless it has ended, or runs at a gateway that is alive; `same`: it has
+        these fields already, or else it is GONE. Returns what `write` does."""
+        if condition in ("any", "new"):
             await self.check_room()
         pairs = [part for pair in fields.items() for part in pair]
         event = ("", "") if events is None else (f"{events.last_number + 1}-0", events.text)
@@ -164,9 +164,11 @@ class Store:
         )
         return reply.decode()
 
-    async def delete(self, tenant: str, object_id: str) -> bool:
-        """Delete an object and all that belongs to it; False when it is not there."""
-        return bool(await self._run("delete", tenant, object_id))
+    async def delete(self, tenant: str, object_id: str, fields: Fields | None = None) -> bool:
+        """Delete an object and all that belongs to it; False when it is not there, or does not have
+        these fields."""
+        pairs = [part for pair in (fields or {}).items() for part in pair]
+        return bool(await self._run("delete", tenant, object_id, *pairs))
 
     async def events_after(self, tenant: str, response_id: str, number: int) -> list[EventBatch]:
         """The next batches that have an event behind this number; empty when there is none yet."""

@@ -26,6 +26,14 @@ local function size_with(more)
   return tonumber(redis.call('HGET', SIZES, ID) or 0) + more
 end
 
+-- True when the object has all fields and values that are in ARGV from this place on.
+local function has_all(first)
+  for i = first, #ARGV, 2 do
+    if redis.call('HGET', OBJECT, ARGV[i]) ~= ARGV[i + 1] then return false end
+  end
+  return true
+end
+
 local function oldest_other()
   local found = redis.call('ZRANGE', INDEX, 0, 1, 'WITHSCORES')
   if found[1] == ID then return found[3], tonumber(found[4]) end

@@ -1,6 +1,7 @@
 -- Creates or changes an object. ARGV from 7 on: the condition (any; open: it has not ended; dead:
--- nor is its gateway alive; new: it is dead, or not there), the seconds for which it is alive from
--- now, the id of an event and the event (empty: none), then fields and their values.
+-- nor is its gateway alive; new: it is dead, or not there; same: it is open, and has these fields
+-- with these values already), the seconds for which it is alive from now, the id of an event and
+-- the event (empty: none), then fields and their values.
 -- Reply: empty when it is done; else the status of the response, or gone or too_large.
 local CONDITION, ALIVE_S, EVENT_ID, EVENT = ARGV[7], tonumber(ARGV[8]), ARGV[9], ARGV[10]
 local EVENTS_FACTOR = 4
@@ -9,7 +10,9 @@ local status = redis.call('HGET', OBJECT, 'status')
 if CONDITION ~= 'any' and (status or CONDITION ~= 'new') then
   if not status then return 'gone' end
   if status ~= 'queued' and status ~= 'in_progress' then return status end
-  if CONDITION ~= 'open' and redis.call('EXISTS', OBJECT .. ':alive') == 1 then return status end
+  if CONDITION == 'same' and not has_all(11) then return 'gone' end
+  local needs_dead = CONDITION == 'dead' or CONDITION == 'new'
+  if needs_dead and redis.call('EXISTS', OBJECT .. ':alive') == 1 then return status end
 end
 
 local more = #EVENT

@@ -24,6 +24,9 @@ class Redis(RedisDouble):
     """A server that may be away, and says how much memory it uses."""
 
     is_away = False
+    # It does what it is told, and its answers are lost.
+    is_mute = False
+    num_lost = 0
     # Of an answer.
     delay_s = 0.0
 
@@ -40,12 +43,16 @@ class Redis(RedisDouble):
     async def execute_command(self, *arguments: Any, **options: Any) -> Any:
         if self.is_away:
             raise RedisConnectionError("away")
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
         self.num_read[arguments[0]] += 1
         sizes = [len(each) for each in arguments if isinstance(each, str | bytes)]
         self.largest_argument = max(self.largest_argument, *sizes)
-        return await super().execute_command(*arguments, **options)
+        answer = await super().execute_command(*arguments, **options)
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        if self.is_mute:
+            self.num_lost += 1
+            raise RedisConnectionError("lost")
+        return answer
 
 
 class Answered:

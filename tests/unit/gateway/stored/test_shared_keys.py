@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from services.gateway.stored.shared_answers import BEAT_S, WINDOW_S
+from services.gateway.stored.shared_answers import (
+    BEAT_S,
+    WINDOW_S,
+    Claim,
+    SharedAnswer,
+    SharedAnswers,
+)
 from services.gateway.stored.store import StoreLimits
 from tests.unit.gateway.stored.clients import Answered, Caller, with_store
 
@@ -81,6 +87,80 @@ def test_a_key_that_another_request_took_over_never_gets_the_answer_of_the_first
         assert (first.status, later.status) == (200, 200)
         assert (await ask(other(caller))).body == first.body
         assert (await ask(other(caller), n=2)).error == "422 idempotency_key_reused Idempotency-Key"
+
+    with_store(scenario)
+
+
+def test_a_request_that_fails_leaves_the_claim_of_the_one_that_took_its_key() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.prefill_s = 30
+        short = {"idempotency-key": "k1", "x-request-timeout-s": "3"}
+        failed = caller.begin("POST", PATH, BODY, short)
+        await asyncio.sleep(1)
+        await caller.redis.delete(*await alive(caller))
+        later = other(caller).begin("POST", PATH, BODY | {"n": 2}, {"idempotency-key": "k1"})
+        await asyncio.sleep(3)
+        assert failed.status == 504
+        assert (await ask(other(caller))).error == "422 idempotency_key_reused Idempotency-Key"
+        await asyncio.sleep(40)
+        assert (await ask(other(caller), n=2)).body == later.body
+
+    with_store(scenario)
+
+
+def test_a_claim_that_another_request_took_over_is_not_kept_alive_by_the_first() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.prefill_s = 100
+        caller.begin("POST", PATH, BODY, {"idempotency-key": "k1"})
+        await asyncio.sleep(1)
+        await caller.redis.delete(*await alive(caller))
+        later = other(caller).begin("POST", PATH, BODY | {"n": 2}, {"idempotency-key": "k1"})
+        await asyncio.sleep(1)
+        later.gone.set()
+        await asyncio.sleep(BEAT_S)
+        assert not await alive(caller)
+
+    with_store(scenario)
+
+
+def test_a_claim_whose_reply_was_lost_is_ended_like_any_other() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.redis.is_mute = True
+        first = caller.begin("POST", PATH, BODY, {"idempotency-key": "k1"})
+        failed = caller.begin("POST", PATH, BODY | {"n": 0}, {"idempotency-key": "k2"})
+        while caller.redis.num_lost < 2:
+            await asyncio.sleep(0.001)
+        caller.redis.is_mute = False
+        await asyncio.sleep(2)
+        assert (first.status, failed.status) == (200, 400)
+        assert (await ask(other(caller))).body == first.body
+        assert (await ask(other(caller), "k2")).status == 200
+
+    with_store(scenario)
+
+
+def test_a_claim_that_the_store_was_told_twice_is_not_taken_for_that_of_another() -> None:
+    async def scenario(caller: Caller) -> None:
+        assert caller.fleet.gateway.store is not None
+        claims = SharedAnswers(caller.fleet.gateway.store)
+        for _ in range(2):
+            assert isinstance(await claims.begin("acme", "k1", b"d", "r1"), Claim)
+        found = await claims.begin("acme", "k1", b"d", "r2")
+        assert isinstance(found, SharedAnswer)
+
+    with_store(scenario)
+
+
+def test_a_client_that_leaves_while_its_key_is_claimed_leaves_no_claim() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.redis.delay_s = 0.01
+        first = caller.begin("POST", PATH, BODY, {"idempotency-key": "k1"})
+        while not caller.redis.num_read["EVAL"]:
+            await asyncio.sleep(0.001)
+        first.gone.set()
+        await asyncio.sleep(1)
+        caller.redis.delay_s = 0
+        assert (await ask(other(caller), n=2)).status == 200
 
     with_store(scenario)
 
