@@ -33,9 +33,8 @@ CLASSES = {
 }
 # Listening addresses, names, paths, peers and drain times follow from the rest of the values.
 OWN = {
-    "gateway": "listen admin_listen process shared_counts gateway_id quota tokenizer router "
-    "secret_file aliases aliases_file outbox_dir store_username store_password_file "
-    "safety_key_file unready_s drain_s",
+    "gateway": "listen admin_listen gateway_id quota tokenizer router secret_file aliases "
+    "aliases_file outbox_dir store_username store_password_file safety_key_file unready_s drain_s",
     "quota": "listen admin_listen redis_url redis_username redis_password_file registry_file "
     "bootstrap_key_file secret_file prices_file usage_dir api_listen api_token_file "
     "registry_secret drain_s",

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Callable
 from random import SystemRandom
 
@@ -19,10 +20,10 @@ from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, 
 from services.gateway.clients.url import fetch
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.http.cors import with_cors
-from services.gateway.http.shared_listener import ConnectionCounts
+from services.gateway.http.shared_listener import ProcessPlace
 from services.gateway.identity.certificates import Certificates
 from services.gateway.open_requests import open_requests
-from services.gateway.processes.supervisor import serve_all
+from services.gateway.processes.supervisor import place_of, serve_all
 from services.gateway.redis_commands import RedisCommands
 from services.gateway.request.limits import Limits
 from services.gateway.request.room import BodyLimits
@@ -44,9 +45,10 @@ async def serve(
     process: Process,
     settings: GatewaySettings,
     on_bound: Callable[[int], None] = lambda port: None,
+    place: ProcessPlace | None = None,
 ) -> None:
     """Serve until `process.stopping`, then let open requests end. `on_bound` is called with the
-    port. Raises Misconfigured.
+    port; `place`: of one of several processes. Raises Misconfigured.
     """
     quota = GrpcQuota(settings.quota, process.clock)
     tokenizer = GrpcTokenizer(settings.tokenizer, process.clock)
@@ -68,7 +70,7 @@ async def serve(
     app = _app(gateway, settings)
     take_over(settings.outbox_dir, num_processes=1)
     bound = listening_socket(settings.listen, send_buffer_bytes=SEND_BUFFER_BYTES)
-    server = _server(app, settings)
+    server = _server(app, settings, place)
     pages: dict[str, Page] = {
         "/requests": lambda rest: open_requests(gateway),
         "/explain": gateway.explanations.page,
@@ -209,20 +211,18 @@ def _certificates(settings: GatewaySettings) -> Certificates | None:
         raise Misconfigured(f"certificate_proxies: {error}") from error
 
 
-def _server(app: App, settings: GatewaySettings) -> HttpServer:
+def _server(app: App, settings: GatewaySettings, place: ProcessPlace | None) -> HttpServer:
     try:
         for_pages = with_cors(app, settings.cors_origins)
     except ValueError as error:
         raise Misconfigured(str(error)) from error
-    is_one = settings.process > 0
     # Uvicorn's own cap must not come before ours, which ends streams with an error event.
     drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
     return HttpServer(
         for_pages,
         drain_cap_s=drain_cap_s,
         stall_s=settings.stall_s,
-        counts=ConnectionCounts(settings.shared_counts, settings.processes) if is_one else None,
-        number=settings.process - 1,
+        place=place,
     )
 
 
@@ -245,8 +245,11 @@ def main() -> None:
     settings = environment.load(GatewaySettings, PREFIX)
 
     async def served(process: Process) -> None:
-        has_others = settings.processes > 1 and not settings.process
-        await (serve_all if has_others else serve)(process, settings)
+        place = place_of(sys.argv[1:], settings)
+        if place is None and settings.processes > 1:
+            await serve_all(process, settings)
+        else:
+            await serve(process, settings, place=place)
 
     run("gateway", served, instruments.KNOWN_SERIES)
 

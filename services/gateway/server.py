@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from services.gateway.http.protocol import BoundedHttpProtocol
-from services.gateway.http.shared_listener import ConnectionCounts, SharedListener
+from services.gateway.http.shared_listener import ProcessPlace, SharedListener
 
 # Accepted sockets inherit this option, as all that are set here. With the default, megabytes of
 # tokens pile up in the kernel before a client that stopped reading is noticed.
@@ -22,8 +22,8 @@ _KEEP_ALIVE_S = 75
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: the process root has its own. `counts` and `number`: of
-    this one of several processes that accept from its sockets."""
+    """uvicorn without its signal handlers: the process root has its own. `place`: among several
+    processes that accept from its sockets; None when it is the only one."""
 
     def __init__(
         self,
@@ -31,11 +31,9 @@ class HttpServer(uvicorn.Server):
         *,
         drain_cap_s: float,
         stall_s: float,
-        counts: ConnectionCounts | None = None,
-        number: int = 0,
+        place: ProcessPlace | None = None,
     ) -> None:
-        self._counts = counts
-        self._number = number
+        self._place = place
         super().__init__(
             uvicorn.Config(
                 app,
@@ -59,7 +57,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._counts is None or sockets is None:
+        if self._place is None or sockets is None:
             await super().startup(sockets)
             return
         make_protocol: Callable[[], asyncio.Protocol] = functools.partial(
@@ -70,8 +68,7 @@ class HttpServer(uvicorn.Server):
         )
         connections = self.server_state.connections
         listeners = [
-            SharedListener(bound, make_protocol, connections, self._counts, self._number)
-            for bound in sockets
+            SharedListener(bound, make_protocol, connections, self._place) for bound in sockets
         ]
         for listener in listeners:
             listener.start(_BACKLOG)

@@ -29,9 +29,6 @@ class GatewaySettings:
     admin_listen: str = "127.0.0.1:0"
     # Processes that serve on the same socket, each a gateway of its own with all limits below.
     processes: int = 1
-    # Set for each of several: its number from 1, and the descriptor of their connections' counts.
-    process: int = 0
-    shared_counts: int = 0
     # Name in logs and hellos; empty = host name and process id.
     gateway_id: str = ""
     # Where it runs, as the cloud or the cluster names it: routers of its zone are asked first.

@@ -8,6 +8,7 @@ that process for a moment, and take it when it is still there: that process stan
 import asyncio
 import socket
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from baton.runtime import logs
 from baton.system.memory_file import create_memory_file, map_memory_file, resize_and_map
@@ -51,6 +52,14 @@ class ConnectionCounts:
         return num_open <= min(self._counts) + num_open // _SLACK
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessPlace:
+    """The place of one process among those that share a socket: its number, from 0."""
+
+    number: int
+    counts: ConnectionCounts
+
+
 class SharedListener:
     """The place of an asyncio.Server, in one of the processes. `connections` are its open ones.
     Call `start` once, on the event loop."""
@@ -60,14 +69,13 @@ class SharedListener:
         bound: socket.socket,
         make_protocol: Callable[[], asyncio.Protocol],
         connections: Collection[object],
-        counts: ConnectionCounts,
-        number: int,
+        place: ProcessPlace,
     ) -> None:
         self._socket = bound
         self._make_protocol = make_protocol
         self._connections = connections
-        self._counts = counts
-        self._number = number
+        self._counts = place.counts
+        self._number = place.number
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         # Accepted, and not among the connections yet.

@@ -3,7 +3,8 @@
 
 The sockets are bound here and inherited. So all processes accept from one queue, and none of its
 connections is lost with a process; its own streams are, as those of any gateway that dies. Each
-process is a gateway of its own, with its own id, outbox, limits and admin port on loopback.
+process is a gateway of its own, with its own id, outbox, limits and admin port on loopback: the
+admin socket is left to the process, so that nobody waits on that of one that has ended.
 """
 
 import asyncio
@@ -12,17 +13,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from baton.runtime import logs
 from baton.runtime.admin import start_admin
 from baton.runtime.listening_socket import INHERITED, listening_socket
-from baton.runtime.process import STATUS_MISCONFIGURED, Process
+from baton.runtime.process import STATUS_MISCONFIGURED, Misconfigured, Process
 from baton.system.clock import Clock
 from baton.system.parent_death import die_with_parent
-from services.gateway.http.shared_listener import ConnectionCounts
+from services.gateway.http.shared_listener import ConnectionCounts, ProcessPlace
 from services.gateway.processes.pages import ProcessPages
 from services.gateway.server import SEND_BUFFER_BYTES
 from services.gateway.settings import PREFIX, GatewaySettings
@@ -49,7 +50,8 @@ class _Member:
     """One of the processes, under its number, in whatever life."""
 
     number: int
-    admin: socket.socket
+    # Its admin port in this life.
+    port: int = 0
     process: asyncio.subprocess.Process | None = None
     # Looks in a row without an answer; none before the first answer of a life.
     num_silent: int | None = None
@@ -57,10 +59,6 @@ class _Member:
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.returncode is None
-
-    @property
-    def port(self) -> int:
-        return int(self.admin.getsockname()[1])
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process, if it runs."""
@@ -75,6 +73,18 @@ class _Member:
         elif self.num_silent is not None:
             self.num_silent += 1
         return self.num_silent == _MAX_SILENT
+
+
+def place_of(arguments: Sequence[str], settings: GatewaySettings) -> ProcessPlace | None:
+    """The place that the parent process has given to this one, which it says in the arguments; None
+    for a process without such a parent. Raises Misconfigured."""
+    if not arguments:
+        return None
+    try:
+        number, file = map(int, arguments)
+    except ValueError:
+        raise Misconfigured(f"takes no arguments: its settings are {PREFIX}*") from None
+    return ProcessPlace(number - 1, ConnectionCounts(file, settings.processes))
 
 
 async def serve_all(process: Process, settings: GatewaySettings) -> None:
@@ -111,7 +121,7 @@ class Members:
         # One of them has served for a while: the settings are good.
         self._was_steady = False
         numbers = range(1, settings.processes + 1)
-        self._members = [_Member(number, listening_socket("127.0.0.1:0")) for number in numbers]
+        self._members = [_Member(number) for number in numbers]
 
     def ports(self) -> Mapping[int, int]:
         """The admin ports of the processes that run, by number."""
@@ -164,14 +174,17 @@ class Members:
     async def _run_once(self, member: _Member) -> int:
         """Run a process for one life; returns its exit status."""
         member.num_silent = None
-        member.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.gateway"),
-            env={**os.environ, **self._variables(member)},
-            pass_fds=(self._bound.fileno(), member.admin.fileno(), self._counts.file),
-            # A terminal's Ctrl-C would be a second signal, which ends them at once.
-            start_new_session=True,
-            preexec_fn=partial(die_with_parent, signal.SIGTERM),
-        )
+        with listening_socket("127.0.0.1:0") as admin:
+            member.port = admin.getsockname()[1]
+            member.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "services.gateway"),
+                *(str(member.number), str(self._counts.file)),
+                env={**os.environ, **self._variables(member, admin)},
+                pass_fds=(self._bound.fileno(), admin.fileno(), self._counts.file),
+                # A terminal's Ctrl-C would be a second signal, which ends them at once.
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),
+            )
         _log.info("process_started", process=member.number, pid=member.process.pid)
         if self._stopping.is_set():
             member.signal(signal.SIGKILL)
@@ -179,15 +192,13 @@ class Members:
         self._counts.left(member.number - 1)
         return status
 
-    def _variables(self, member: _Member) -> dict[str, str]:
+    def _variables(self, member: _Member, admin: socket.socket) -> dict[str, str]:
         settings = self._settings
         name = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
         outbox = folder_of(settings.outbox_dir, member.number, settings.processes)
         own = {
-            "PROCESS": str(member.number),
-            "SHARED_COUNTS": str(self._counts.file),
             "LISTEN": f"{INHERITED}{self._bound.fileno()}",
-            "ADMIN_LISTEN": f"{INHERITED}{member.admin.fileno()}",
+            "ADMIN_LISTEN": f"{INHERITED}{admin.fileno()}",
             "GATEWAY_ID": f"{name}-{member.number}",
             "OUTBOX_DIR": str(outbox),
         }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.runtime.environment import to_environment
@@ -110,6 +111,12 @@ async def two_processes(folder: Path, **settings: Any) -> AsyncIterator[Gateway]
             await process.wait()
 
 
+def listening_ports(pid: int) -> set[int]:
+    """The ports on which a process listens, itself or for others."""
+    sockets = psutil.Process(pid).net_connections("tcp")
+    return {each.laddr.port for each in sockets if each.status == psutil.CONN_LISTEN}
+
+
 async def until_both_serve(gateway: Gateway, client: httpx.AsyncClient) -> dict[str, int]:
     """The process ids by number, once both processes are ready."""
     for worker in gateway.stack.workers.values():
@@ -141,6 +148,8 @@ async def test_a_process_that_dies_takes_no_other_with_it_and_all_drain_together
         assert ended.count(TEXT) == num_open["2"]
 
         assert (await gateway.told("process_started"))["process"] == 1
+        # A socket of a process that has died would take connections, and nobody would answer.
+        assert listening_ports(gateway.process.pid) == {gateway.port, gateway.admin_port}
         streams = await gateway.begin_streams(2)
         gateway.process.terminate()
         assert await asyncio.gather(*streams) == [TEXT] * 2
