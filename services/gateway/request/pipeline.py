@@ -216,9 +216,13 @@ class Pipeline:
     def _reserve_request(
         self, valid: ValidRequest, text_model: TextModel
     ) -> quota_pb2.ReserveRequest:
-        estimates = self._deps.estimates
-        of_request = estimates.estimate if valid.request.vector is None else estimates.estimate_all
-        estimate = of_request(valid.request, valid.model, text_model.longest_token)
+        estimates, request, model = self._deps.estimates, valid.request, valid.model
+        if _is_shortened(request):
+            most_tokens = model.max_model_len - self._room_of(valid)
+            estimate = estimates.estimate_shortened(request, model, most_tokens)
+        else:
+            of_request = estimates.estimate if request.vector is None else estimates.estimate_all
+            estimate = of_request(request, model, text_model.longest_token)
         default_reservation = self._deps.limits.default_output_reservation
         return submission.reserve_estimate(valid, estimate, default_reservation)
 
@@ -227,7 +231,7 @@ class Pipeline:
     ) -> Prompt:
         deps, tenant = self._deps, valid.principal.tenant
         cache_key = derive_cache_key(deps.server_secret, tenant, valid.request.cache_salt)
-        truncates = valid.request.thread is not None and valid.request.thread.truncates
+        is_shortened = _is_shortened(valid.request)
 
         async def encode(tried: ValidRequest) -> tokenizer_pb2.EncodeResponse:
             return await deps.tokenizer.encode(
@@ -236,13 +240,13 @@ class Pipeline:
             )
 
         with trace.measure(Stage.TOKENIZE) as span:
-            if truncates:
+            if is_shortened:
                 encoded = await deps.threads.encode_fitting(valid, encode, self._room_of(valid))
             else:
                 encoded = await encode(valid)
         prompt = Prompt(encoded.token_ids, encoded.block_hashes, cache_key, text_model)
         trace.usage.num_prompt_tokens = prompt.num_tokens
-        if not truncates:
+        if not is_shortened:
             deps.estimates.note(valid.request, valid.model, prompt.num_tokens)
         return prompt
 
@@ -276,6 +280,11 @@ class Pipeline:
                 place = _place(job.incoming, job.principal, job.request, job.model)
                 self._deps.full_lines.note(place, refusal)
             raise
+
+
+def _is_shortened(request: GenerationRequest) -> bool:
+    """True for a prompt that loses its oldest turns if it is too long."""
+    return request.thread is not None and request.thread.truncates
 
 
 def _place(

@@ -59,9 +59,14 @@ class PromptEstimates:
         num_bytes = num_prompt_bytes(request)
         fewest = int(num_bytes * _LEAST_TEXT / longest_token) if longest_token else 0
         _check_room(request, model, fewest)
-        ratio = self._ratios.get(_kind_of(request, model), 1 / _MARGIN)
-        likely = min(math.ceil(ratio * _MARGIN * num_bytes), model.max_model_len - 1)
+        likely = min(self._likely(request, model), model.max_model_len - 1)
         return PromptEstimate(max(likely, fewest, 1), max(fewest, 1))
+
+    def estimate_shortened(
+        self, request: GenerationRequest, model: ServedModel, most_tokens: int
+    ) -> PromptEstimate:
+        """As `estimate`, of a conversation that is shortened to `most_tokens` if it is too long."""
+        return PromptEstimate(max(min(self._likely(request, model), most_tokens), 1), 1)
 
     def estimate_all(
         self, request: GenerationRequest, model: ServedModel, longest_token: int
@@ -76,6 +81,10 @@ class PromptEstimates:
         if not any(one.fewest for one in each):
             return PromptEstimate(num_tokens)
         return PromptEstimate(num_tokens, sum(one.fewest or one.num_tokens for one in each))
+
+    def _likely(self, request: GenerationRequest, model: ServedModel) -> int:
+        ratio = self._ratios.get(_kind_of(request, model), 1 / _MARGIN)
+        return math.ceil(ratio * _MARGIN * num_prompt_bytes(request))
 
     def note(self, request: GenerationRequest, model: ServedModel, num_tokens: int) -> None:
         """Note the tokens that a prompt has in truth."""

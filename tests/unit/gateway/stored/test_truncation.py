@@ -39,6 +39,20 @@ def test_the_oldest_turns_go_until_the_prompt_and_some_answer_fit() -> None:
     simulate(scenario)
 
 
+def test_a_conversation_is_reserved_as_long_as_it_will_be_and_not_refused_for_what_it_loses() -> (
+    None
+):
+    async def scenario(fleet: Fleet) -> None:
+        turns = [said("user", f"{number}{LONG}") for number in range(99)]
+        answer = await Caller(fleet).create(turns, truncation="auto", max_output_tokens=48)
+        assert answer.status == 200
+        first = fleet.quota.reserved[0]
+        assert (first.num_prompt_tokens, first.min_prompt_tokens) == (2000, 1)
+        assert len(fleet.quota.reserved) == 1
+
+    simulate(scenario)
+
+
 def test_a_result_goes_with_its_call() -> None:
     async def scenario(fleet: Fleet) -> None:
         call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
