@@ -26,7 +26,7 @@ from services.gateway.open_requests import open_requests
 from services.gateway.processes.supervisor import place_of, serve_all
 from services.gateway.redis_commands import RedisCommands
 from services.gateway.request.limits import Limits
-from services.gateway.request.room import BodyLimits
+from services.gateway.request.room import ByteLimits
 from services.gateway.routing.alias_file import follow_aliases, read_aliases
 from services.gateway.routing.models import AliasError
 from services.gateway.safety.hook import SafetyHook
@@ -186,7 +186,8 @@ def _limits(settings: GatewaySettings) -> Limits:
         full_wait_s=settings.full_wait_s,
         max_open_requests=settings.max_open_requests,
         share_of_requests=max(int(settings.max_open_requests * settings.tenant_share), 1),
-        bodies=BodyLimits(num_bytes, num_bytes_of_tenant),
+        bodies=ByteLimits(num_bytes, num_bytes_of_tenant),
+        vectors=ByteLimits(settings.max_held_vector_bytes, settings.max_held_vector_bytes // 2),
     )
 
 

@@ -33,7 +33,7 @@ from services.gateway.request.limits import Limits
 from services.gateway.request.pipeline import Pipeline
 from services.gateway.request.prompt_estimate import PromptEstimates
 from services.gateway.request.reservation import Reservations
-from services.gateway.request.room import Bodies, OpenRequests
+from services.gateway.request.room import Bodies, ByteRooms, OpenRequests
 from services.gateway.routing.explanations import Explanations
 from services.gateway.routing.fallback_picker import FallbackPicker
 from services.gateway.routing.full_lines import FullLines
@@ -226,6 +226,7 @@ class Gateway:
                 threads=StoredThreads(clients.store, bodies),
                 open_requests=OpenRequests(limits.max_open_requests, limits.share_of_requests),
                 bodies=bodies,
+                vector_rooms=ByteRooms(limits.vectors, "lists of inputs"),
                 directory=self.directory,
                 tokenizer=clients.tokenizer,
                 artifacts=artifacts,

@@ -9,6 +9,8 @@ PREFIX = "BATON_GATEWAY_"
 # What the process that parses them takes in one frame, with room for more.
 MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_STORED_BYTES = 256 * 1024 * 1024
+# A list for a reranker always has room, however long it is.
+MIN_HELD_VECTOR_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,10 @@ class GatewaySettings:
     max_open_requests: int = 4096
     # The bytes of bodies that are read and parsed at once; more wait for a moment.
     max_held_body_bytes: int = 64 * 1024 * 1024
-    # The part of both that one tenant may have.
+    # Of vectors that wait until the list of inputs is done that they belong to. One list, and one
+    # tenant, may have half; longer lists are refused, and what does not fit waits for a moment.
+    max_held_vector_bytes: int = 128 * 1024 * 1024
+    # The part of open requests and of bodies that one tenant may have.
     tenant_share: float = 0.25
     # Redis, in which responses and conversations are kept for clients; empty = nothing is kept. The
     # forms of BATON_QUOTA_REDIS_URL.
@@ -126,6 +131,8 @@ class GatewaySettings:
             raise ValueError(f"max_body_bytes must be at most {MAX_BODY_BYTES}")
         if self.max_held_body_bytes < self.max_body_bytes:
             raise ValueError("max_held_body_bytes must be at least max_body_bytes")
+        if self.max_held_vector_bytes < MIN_HELD_VECTOR_BYTES:
+            raise ValueError(f"max_held_vector_bytes must be at least {MIN_HELD_VECTOR_BYTES}")
         if self.jwt_issuer and not (self.jwt_audience and self.jwt_algorithms):
             raise ValueError("jwt_issuer needs jwt_audience and jwt_algorithms")
         for name in ("quota", "tokenizer", "router"):

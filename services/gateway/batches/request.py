@@ -10,6 +10,7 @@ from baton.wire.failures import BatonError
 from services.gateway.batches.lines import Line, answer_line
 from services.gateway.batches.store import LineResult
 from services.gateway.endpoints import ENDPOINTS
+from services.gateway.openai.collected import gathered
 from services.gateway.openai.endpoints import AnswerFormat, Endpoint
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.generation import Delta, GenerationRequest, Identity, Usage
@@ -25,14 +26,16 @@ _OK = 200
 
 
 class _LineAnswer:
-    """The sink of an answer that becomes a line; it never leaves."""
+    """The sink of an answer that becomes a line; it never leaves. Of an answer that is too large
+    for one there is no more than that."""
 
     gone_reason = "cancelled"
     gone_s: float | None = None
     has_left = False
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, max_bytes: int) -> None:
         self._endpoint = endpoint
+        self._max_bytes = max_bytes
         self._format: AnswerFormat | None = None
         self.body = b""
         self.usage = Usage(0, 0, 0)
@@ -54,7 +57,8 @@ class _LineAnswer:
 
     async def finished(self, usage: Usage, head: Head) -> None:
         assert self._format is not None, "opened"
-        self.body, self.usage = b"".join(self._format.whole(usage)), usage
+        pieces = await gathered(iter(self._format.whole(usage)), self._max_bytes)
+        self.body, self.usage = b"".join(pieces), usage
 
 
 class LineRequests:
@@ -77,13 +81,13 @@ class LineRequests:
     async def answer(self, line: Line, endpoint: str) -> LineResult:
         """The answer to a line, which may be a refusal. Raises BatonError for a failure that
         passes."""
-        sink = _LineAnswer(ENDPOINTS[endpoint])
+        sink = _LineAnswer(ENDPOINTS[endpoint], self._max_answer_bytes)
         incoming = self._incoming(line, ENDPOINTS[endpoint])
         name = f"batch_req_{self._rng.getrandbits(128):032x}"
         try:
             await self._pipeline.run(incoming, sink)
             if len(sink.body) > self._max_answer_bytes:
-                raise too_large(f"an answer of {len(sink.body)} bytes to one line of a batch")
+                raise too_large("the answer to one line of a batch")
         except BatonError as error:
             status = error.row.http_status
             if status in _WAITED_FOR:

@@ -7,8 +7,9 @@ time, which is cheaper than a timer around every write.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
+from itertools import chain
 from typing import Protocol
 
 from baton.system.clock import Clock
@@ -16,11 +17,13 @@ from baton.wire.failures import BatonError, DeadlineExceeded
 from baton.wire.metadata import REQUEST_ID
 from baton.wire.v1 import failure_pb2
 from services.gateway.http.request import JSON, Send
+from services.gateway.openai.collected import PART_BYTES, gathered
 from services.gateway.openai.errors import OPENAI, Dialect
 
 STALL_S = 30.0
 KEEP_ALIVE_S = 10.0
-PART_BYTES = 64 * 1024
+# Of an answer that may be given again to a repeated request.
+MAX_KEPT_BYTES = 8 * 1024 * 1024
 _SHORTEST_LOOK_S = 0.05
 STALLED = "client_stalled"
 
@@ -111,26 +114,38 @@ class HttpResponse:
         self.ended = True
         await self._write({"type": "http.response.body", "body": body})
 
-    async def end_with(self, pieces: Sequence[bytes]) -> None:
+    async def end_with(self, pieces: Iterable[bytes]) -> None:
         """Send the last pieces, however large they are together, and end. At most once."""
         last = b""
         for part in _parts(pieces):
-            await self.write(last)
+            if last:
+                await self.write(last)
+                # A client that takes it at once would have all of the next turns.
+                await asyncio.sleep(0)
             last = part
         await self.end(last)
 
     async def whole(
         self,
         status: int,
-        pieces: Sequence[bytes],
+        pieces: Iterable[bytes],
         headers: Mapping[str, str],
         content_type: str = JSON,
     ) -> None:
-        """Write a complete response, whose body are these pieces."""
-        if self.on_whole is not None and status == HTTPStatus.OK:
+        """Write a complete response, whose body are these pieces. The length of one that is made as
+        it is sent is told only where it is short, or is kept."""
+        if not isinstance(pieces, list):
+            most_bytes = PART_BYTES if self.on_whole is None else MAX_KEPT_BYTES
+            rest = iter(pieces)
+            pieces = await gathered(rest, most_bytes)
+            if sum(map(len, pieces)) > most_bytes:
+                await self.start(status, content_type, headers)
+                await self.end_with(chain(pieces, rest))
+                return
+        num_bytes = sum(map(len, pieces))
+        if self.on_whole is not None and status == HTTPStatus.OK and num_bytes <= MAX_KEPT_BYTES:
             self.on_whole(b"".join(pieces))
-        length = str(sum(map(len, pieces)))
-        await self.start(status, content_type, {**headers, "content-length": length})
+        await self.start(status, content_type, {**headers, "content-length": str(num_bytes)})
         await self.end_with(pieces)
 
     async def watch(self, on_silence: Callable[[], Awaitable[None]]) -> None:
@@ -169,7 +184,7 @@ class HttpResponse:
         self._last_write_s = self._clock.now()
 
 
-def _parts(pieces: Sequence[bytes]) -> Iterator[bytes]:
+def _parts(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """The pieces, joined to parts that are quickly copied and large enough to be worth a write."""
     part: list[bytes] = []
     num_bytes = 0

@@ -5,6 +5,7 @@ Logprobs are most of such an answer: 16 choices of 1,000 tokens with 20 likelies
 stay in pieces up to the socket.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -22,6 +23,8 @@ from services.gateway.openai.generation import (
 
 # Stands for a list in JSON that is encoded already; JSON itself has no such byte.
 _MARK = b"\0"
+# Quickly made and copied, and large enough to be worth a write.
+PART_BYTES = 64 * 1024
 _encode = msgspec.json.Encoder().encode
 
 ColumnsOf = Callable[[Sequence[TokenLogprob]], Mapping[str, Sequence[Any]]]
@@ -48,6 +51,20 @@ def filled(encoded: bytes, lists: Iterable[JsonList]) -> list[bytes]:
     for tail, each in zip(tails, lists, strict=False):
         pieces += [b"[", *each.pieces, b"]", tail]
     return pieces
+
+
+async def gathered(pieces: Iterator[bytes], most_bytes: int) -> list[bytes]:
+    """Pieces up to one with which they are more than `most_bytes`, or all. Others run between."""
+    taken, num_bytes, num_seen = [], 0, 0
+    for piece in pieces:
+        taken.append(piece)
+        num_bytes += len(piece)
+        if num_bytes > most_bytes:
+            break
+        if num_bytes - num_seen > PART_BYTES:
+            num_seen = num_bytes
+            await asyncio.sleep(0)
+    return taken
 
 
 class CollectedDetails:

@@ -1,6 +1,6 @@
 """The endpoints of models: the path of each, the reader of its request, the form of its answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,8 +40,8 @@ class AnswerFormat(Protocol):
     def collect(self, batch: list[Delta]) -> None:
         """Take in new text, in order, of a request that does not stream."""
 
-    def whole(self, usage: Usage) -> list[bytes]:
-        """The body of a request that does not stream."""
+    def whole(self, usage: Usage) -> Iterable[bytes]:
+        """The body of a request that does not stream; it may be made as it is sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from services.gateway.request.job import ValidRequest
 from services.gateway.request.limits import Limits
 from services.gateway.request.prompt_estimate import PromptEstimates
 from services.gateway.request.reservation import Reservations
-from services.gateway.request.room import Bodies, OpenRequests
+from services.gateway.request.room import Bodies, ByteRooms, OpenRequests
 from services.gateway.routing.explanations import Explanations
 from services.gateway.routing.full_lines import FullLines
 from services.gateway.routing.models import ModelDirectory
@@ -81,6 +81,8 @@ class PipelineDeps:
     open_requests: OpenRequests
     threads: Threads
     bodies: Bodies
+    # Of lists of inputs whose answer is vectors.
+    vector_rooms: ByteRooms
     directory: ModelDirectory
     tokenizer: TokenizerClient
     artifacts: Artifacts

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.gateway.request.room import BodyLimits
+from services.gateway.request.room import ByteLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,4 +16,8 @@ class Limits:
     max_open_requests: int = 4096
     # Of the open requests, those that each tenant may have.
     share_of_requests: int = 1024
-    bodies: BodyLimits = field(default_factory=BodyLimits)
+    bodies: ByteLimits = field(default_factory=ByteLimits)
+    # Of lists of inputs whose answer is vectors.
+    vectors: ByteLimits = field(
+        default_factory=lambda: ByteLimits(128 * 1024 * 1024, 64 * 1024 * 1024)
+    )

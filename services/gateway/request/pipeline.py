@@ -8,6 +8,7 @@ the request ends (request/reservation.py), and the answer sink's `finished` come
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +33,7 @@ from services.gateway.safety.screen import check_prompt
 from services.gateway.tenants.lease import Lease
 from services.gateway.tenants.principal import Principal
 from services.gateway.text.detokenize import TextModel
-from services.gateway.vectors.fitting_models import fitted
+from services.gateway.vectors.fitting_models import bytes_of_list, fitted
 
 AUTHENTICATE_TIMEOUT_S = 1.0
 ENCODE_TIMEOUT_S = 10.0
@@ -87,11 +88,15 @@ class Pipeline:
             valid = ValidRequest(incoming, deadlines, principal, request, model)
             if request.prompts:
                 prompts = PromptList(valid, sink, trace, self._deps.auditor, self._deps.clock)
-                if request.vector is not None:
-                    await self._answer_together(text_model, valid, prompts, trace)
-                else:
+                if request.vector is None:
                     await prompts.serve(partial(self._answer, text_model))
-                await prompts.end()
+                    await prompts.end()
+                    return
+                rooms = self._deps.vector_rooms
+                num_bytes = bytes_of_list(request, text_model.pooling, rooms.most_of_tenant)
+                async with rooms.room(principal.tenant, num_bytes):
+                    await self._answer_together(text_model, valid, prompts, trace)
+                    await prompts.end()
             elif incoming.endpoint.generates:
                 await self._answer(text_model, valid, sink, trace)
             else:
@@ -120,7 +125,7 @@ class Pipeline:
 
         async def compute(part: ValidRequest, sink: Sink, part_trace: RequestTrace) -> None:
             part_trace.lease = lease
-            job = self._job(part, tokenized[part.request_id])
+            job = self._job(part, tokenized.pop(part.request_id))
             part_trace.usage.num_prompt_tokens = job.prompt.num_tokens
             # No token follows that would need more than was granted.
             answer_sink, usage = await self._compute(job, replace(lease), sink, part_trace)
@@ -128,10 +133,17 @@ class Pipeline:
 
         async with self._deps.reservations.reserve(valid, reserve, trace) as lease:
             await prompts.each(tokenize)
-            all_ids = b"".join(each.token_ids for each in tokenized.values())
-            whole = replace(next(iter(tokenized.values())), token_ids=all_ids)
-            await self._deps.reservations.fit(self._job_of(valid, whole), lease, trace)
+            await self._fit_together(valid, tokenized.values(), lease, trace)
             await prompts.serve(compute)
+
+    async def _fit_together(
+        self, valid: ValidRequest, prompts: Iterable[Prompt], lease: Lease, trace: RequestTrace
+    ) -> None:
+        """Hold the tokens of all prompts."""
+        first, *others = prompts
+        all_ids = b"".join([first.token_ids, *(each.token_ids for each in others)])
+        whole = self._job_of(valid, replace(first, token_ids=all_ids))
+        await self._deps.reservations.fit(whole, lease, trace)
 
     async def _compute(
         self, job: Job, lease: Lease, sink: Sink, trace: RequestTrace

@@ -1,10 +1,11 @@
-"""The room of one gateway: the places of open requests, the bytes of bodies that are read and
-parsed, and the line of the large ones.
+"""The room of one gateway: the places of open requests, rooms in memory by bytes, and the line of
+large bodies.
 
-A body takes its room before its first byte is read, and keeps it until it is parsed. The bytes are
-bounded in all, and by a share for each tenant; bodies that do not fit wait in line, for a bounded
-time. A body of 8 MB can be made that takes two seconds to parse: so large ones are parsed in
-another process, one at a time, and tenants take turns.
+Rooms are bounded in all, and by a share for each tenant; what does not fit waits in line, for a
+bounded time. A body takes its room before its first byte is read, and keeps it until it is parsed;
+a list of prompts whose answer is vectors, until those are sent. A body of 8 MB can be made that
+takes two seconds to parse: so large ones are parsed in another process, one at a time, and tenants
+take turns.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from services.gateway.openai.generation import EndpointName, GenerationRequest
 
 # Parsing the worst body of this size takes 10 ms.
 LARGE_BODY_BYTES = 32 * 1024
-# Of a body that does not fit. Its client's socket holds it meanwhile, but for about 64 KiB.
+# Of what does not fit. Its client's socket holds a body meanwhile, but for about 64 KiB.
 WAIT_S = 5.0
 MAX_WAITING = 256
 MAX_WAITING_OF_TENANT = 64
@@ -59,8 +60,8 @@ class OpenRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """The bytes of bodies that may be read and parsed at once: in all, and of one tenant."""
+class ByteLimits:
+    """The bytes that may be held at once: in all, and of one tenant."""
 
     num_bytes: int = 64 * 1024 * 1024
     num_bytes_of_tenant: int = 16 * 1024 * 1024
@@ -74,10 +75,10 @@ class _Waiter:
 
 
 class Room:
-    """The room of one body."""
+    """The room of one request."""
 
-    def __init__(self, bodies: "Bodies", tenant: str, num_bytes: int) -> None:
-        self._bodies = bodies
+    def __init__(self, rooms: "ByteRooms", tenant: str, num_bytes: int) -> None:
+        self._rooms = rooms
         self._tenant = tenant
         self.num_bytes = num_bytes
 
@@ -86,43 +87,36 @@ class Room:
         each other's room would all stand still. Raises LimitExceeded, Overloaded."""
         more = num_bytes - self.num_bytes
         if more > 0:
-            self._bodies.take(self._tenant, more)
+            self._rooms.take(self._tenant, more)
             self.num_bytes = num_bytes
 
 
-class Bodies:
-    """The bodies of one gateway."""
+class ByteRooms:
+    """The rooms of one gateway for one kind of requests. `what`: the kind, as a refusal says it."""
 
-    def __init__(self, parser: BodyParser, limits: BodyLimits) -> None:
-        self._parser = parser
+    def __init__(self, limits: ByteLimits, what: str) -> None:
         self._limits = limits
+        self._what = what
         self._num_bytes = 0
         # Bytes by tenant.
         self._held: Counter[str] = Counter()
         self._line: list[_Waiter] = []
-        self._turn = asyncio.Lock()
-        # A tenant has one body in the line for the turn.
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def most_of_tenant(self) -> int:
+        """The bytes that one tenant may hold, and so one request."""
+        return self._limits.num_bytes_of_tenant
 
     @asynccontextmanager
     async def room(self, tenant: str, num_bytes: int) -> AsyncIterator[Room]:
-        """Hold room for a body of so many bytes, 0 when its length is not told; waits for it.
-        Raises LimitExceeded when it is the tenant that has too many, else Overloaded."""
+        """Hold room for so many bytes, and wait for it. Raises LimitExceeded when it is the tenant
+        that has too many, else Overloaded."""
         await self._enter(tenant, num_bytes)
         room = Room(self, tenant, num_bytes)
         try:
             yield room
         finally:
             self._leave(tenant, room.num_bytes)
-
-    async def parse(self, tenant: str, endpoint: EndpointName, body: bytes) -> GenerationRequest:
-        """Parse a large body, when its turn has come. Raises BatonError."""
-        async with self._turns.setdefault(tenant, asyncio.Lock()):
-            await self._turn.acquire()
-            parsing = asyncio.ensure_future(self._parser.parse(endpoint, body))
-            parsing.add_done_callback(self._end_turn)
-            # It goes on to its end, and keeps the turn, also when its client leaves.
-            return await asyncio.shield(parsing)
 
     def take(self, tenant: str, num_bytes: int) -> None:
         """Take room at once. Raises LimitExceeded, Overloaded."""
@@ -194,9 +188,29 @@ class Bodies:
 
     def _refusal(self, tenant: str, num_bytes: int) -> BatonError:
         if self._held[tenant] + num_bytes > self._limits.num_bytes_of_tenant:
-            message = "too many large requests of this tenant are being read"
+            message = f"too many {self._what} of this tenant at once"
             return LimitExceeded(message, reason="share_exceeded", retry_after_s=1)
-        return Overloaded("too many large requests are being read", retry_after_s=1)
+        return Overloaded(f"too many {self._what} at once", retry_after_s=1)
+
+
+class Bodies(ByteRooms):
+    """The bodies of one gateway: rooms in which they are read, and the line of the large ones."""
+
+    def __init__(self, parser: BodyParser, limits: ByteLimits) -> None:
+        super().__init__(limits, "large requests")
+        self._parser = parser
+        self._turn = asyncio.Lock()
+        # A tenant has one body in the line for the turn.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def parse(self, tenant: str, endpoint: EndpointName, body: bytes) -> GenerationRequest:
+        """Parse a large body, when its turn has come. Raises BatonError."""
+        async with self._turns.setdefault(tenant, asyncio.Lock()):
+            await self._turn.acquire()
+            parsing = asyncio.ensure_future(self._parser.parse(endpoint, body))
+            parsing.add_done_callback(self._end_turn)
+            # It goes on to its end, and keeps the turn, also when its client leaves.
+            return await asyncio.shield(parsing)
 
     def _end_turn(self, parsing: asyncio.Future[GenerationRequest]) -> None:
         self._turn.release()

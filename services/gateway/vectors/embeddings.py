@@ -3,6 +3,7 @@
 import math
 from array import array
 from base64 import b64encode
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -58,32 +59,38 @@ def parse(body: bytes) -> GenerationRequest:
 
 
 class EmbeddingsAnswer(Unstreamed):
-    """The vectors in the order of their inputs. Each is encoded when it comes: thousands of them
-    would hold up other requests at the end."""
+    """The vectors in the order of their inputs. They are encoded as the answer is sent: as text a
+    vector is five times as large."""
 
     def __init__(self, identity: Identity, request: GenerationRequest) -> None:
         assert request.vector is not None, "its endpoint is for vectors"
         self._model = identity.model
         self._form = request.vector
-        self._entries: list[bytes] = [b""] * identity.num_choices
+        # float32, as the worker has told them.
+        self._vectors: list[bytes] = [b""] * identity.num_choices
 
     def collect(self, batch: list[Delta]) -> None:
         for delta in batch:
             if delta.details is not None and delta.details.vector:
-                self._entries[delta.choice] = self._entry(delta.choice, delta.details.vector)
+                self._vectors[delta.choice] = self._kept(delta.details.vector)
 
-    def whole(self, usage: Usage) -> list[bytes]:
-        if not all(self._entries):
+    def whole(self, usage: Usage) -> Iterator[bytes]:
+        if not all(self._vectors):
             raise InternalFailure("a worker ended without the vector of an input")
+        return self._pieces(usage)
+
+    def _pieces(self, usage: Usage) -> Iterator[bytes]:
+        before = b'{"object":"list","data":['
+        for index, vector in enumerate(self._vectors):
+            yield before + self._entry(index, vector)
+            before = b","
         rest = {"model": self._model, "usage": prompt_usage(usage)}
-        pieces = [b'{"object":"list","data":[', self._entries[0]]
-        for entry in self._entries[1:]:
-            pieces += [b",", entry]
-        return [*pieces, b"],", _encode(rest)[1:]]
+        yield b"]," + _encode(rest)[1:]
+
+    def _kept(self, vector: bytes) -> bytes:
+        return vector if self._form.length is None else shortened(vector, self._form.length)
 
     def _entry(self, index: int, vector: bytes) -> bytes:
-        if self._form.length is not None:
-            vector = shortened(vector, self._form.length)
         numbers = None if self._form.is_base64 else array("f", vector).tolist()
         told = b64encode(vector).decode() if numbers is None else numbers
         return _encode({"object": "embedding", "index": index, "embedding": told})

@@ -24,6 +24,9 @@ _REASONS = {
     "vectors": "not_an_embedding_model",
     "scores": "not_a_reranker",
 }
+_FLOAT_BYTES = 4
+# Of what a gateway knows of one of many inputs, besides its vector.
+_INPUT_BYTES = 8 * 1024
 
 
 def fitted(
@@ -48,6 +51,21 @@ def fitted(
         return request
     prompts = tuple(map(_joined, request.prompts))
     return replace(request, prompt=_joined(request.prompt), prompts=prompts)
+
+
+def bytes_of_list(request: GenerationRequest, pooling: Pooling | None, most_bytes: int) -> int:
+    """The memory that a list of inputs takes until its vectors are sent. Raises InvalidRequest for
+    one that takes more than `most_bytes`."""
+    assert pooling is not None, "it gives vectors"
+    of_vector = 0 if pooling.is_score else pooling.width * _FLOAT_BYTES
+    num_inputs, of_input = len(request.prompts), _INPUT_BYTES + of_vector
+    if num_inputs * of_input > most_bytes:
+        message = (
+            f"input: got {num_inputs}, whose vectors of {pooling.width} numbers are more than this "
+            f"server holds of one request; expected at most {most_bytes // of_input}"
+        )
+        raise InvalidRequest(message, param="input")
+    return num_inputs * of_input
 
 
 def _joined(prompt: ChatMessages | PlainText | PromptTokens) -> PlainText:

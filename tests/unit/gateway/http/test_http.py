@@ -17,13 +17,13 @@ from services.gateway.http.request import (
     traceparent_of,
 )
 from services.gateway.http.response import (
-    PART_BYTES,
     HttpResponse,
     duration,
     error_headers,
     limit_headers,
     server_timing,
 )
+from services.gateway.openai.collected import PART_BYTES
 
 
 def headers(**fields: str) -> Headers:

@@ -12,7 +12,7 @@ from services.gateway.request.room import (
     MAX_WAITING_OF_TENANT,
     WAIT_S,
     Bodies,
-    BodyLimits,
+    ByteLimits,
     Room,
 )
 
@@ -20,8 +20,8 @@ from services.gateway.request.room import (
 class Gateway:
     """100 bytes for bodies, 40 for each tenant; parsing waits until it may go on."""
 
-    def __init__(self, limits: BodyLimits | None = None) -> None:
-        self.bodies = Bodies(self, limits or BodyLimits(100, 40))
+    def __init__(self, limits: ByteLimits | None = None) -> None:
+        self.bodies = Bodies(self, limits or ByteLimits(100, 40))
         self.may_go_on = asyncio.Event()
         self.num_at_once = self.most_at_once = 0
         self.parsed: list[str] = []
@@ -169,7 +169,7 @@ def test_a_client_that_leaves_the_line_takes_no_room_along(*, is_admitted: bool)
 
 def test_many_long_conversations_of_one_tenant_are_all_parsed() -> None:
     async def scenario() -> None:
-        gateway = Gateway(BodyLimits())
+        gateway = Gateway(ByteLimits())
         held = [await gateway.hold("a", 400_000) for _ in range(32)]
         gateway.may_go_on.set()
         await asyncio.gather(*await gateway.send("a", 32))
