@@ -118,8 +118,8 @@ class Members:
         self._bound = bound
         self._counts = ConnectionCounts.create(settings.processes)
         self._stopping = asyncio.Event()
-        # One of them has served for a while: the settings are good.
-        self._was_steady = False
+        # One of them has answered: the settings are good.
+        self._has_served = False
         numbers = range(1, settings.processes + 1)
         self._members = [_Member(number) for number in numbers]
 
@@ -150,6 +150,7 @@ class Members:
         while True:
             await asyncio.sleep(LOOK_S)
             alive = await asyncio.to_thread(pages.bodies, "/livez")
+            self._has_served |= bool(alive)
             for member in self._members:
                 if member.is_running and member.is_stuck(is_alive=member.number in alive):
                     _log.warning("process_stuck", process=member.number)
@@ -162,10 +163,10 @@ class Members:
             status = await self._run_once(member)
             if self._stopping.is_set():
                 return
-            if self._clock.now() - began_s > _STEADY_S:
-                self._was_steady, pause_s = True, _FIRST_PAUSE_S
-            elif status == STATUS_MISCONFIGURED and not self._was_steady:
+            if status == STATUS_MISCONFIGURED and not self._has_served:
                 raise _CannotServe
+            if self._clock.now() - began_s > _STEADY_S:
+                pause_s = _FIRST_PAUSE_S
             _log.warning("process_ended", process=member.number, status=status)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
