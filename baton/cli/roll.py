@@ -20,7 +20,8 @@ from baton.localstack.readiness import stack_reason
 
 # Gateways last: their streams migrate while the other services restart.
 ORDER = ("router", "quota", "tokenizer", "prefill", "decode", "gateway")
-_TIMEOUT_S = 180.0
+# As long as `baton up` waits: a worker may load a large model.
+_TIMEOUT_S = 600.0
 _POLL_S = 0.1
 
 
