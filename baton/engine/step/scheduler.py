@@ -299,7 +299,7 @@ class Scheduler:
         """Get blocks for its members' next tokens; False when it had to give way itself."""
         if seq.state is not SequenceState.RUNNING:
             return False  # a more important one has just taken its blocks
-        if seq.group is None and self._manager.has_grown(seq):
+        if self._has_slots(seq):
             return True
         members = seq.members
         while not self._manager.can_grow(members):
@@ -311,6 +311,13 @@ class Scheduler:
         for member in members:
             self._manager.grow(member)
         return True
+
+    def _has_slots(self, seq: Sequence) -> bool:
+        """The KV of its next tokens surely has slots: the quick answer for most steps."""
+        if seq.group is None:
+            return self._manager.has_grown(seq)
+        # A prompt that is computed again: its beams hold its blocks already, and will read them.
+        return bool(seq.group.beams) and seq.num_uncomputed_tokens > 0
 
     def _choose_victim(self) -> Sequence:
         """Choose the sequence to preempt. Planned ones are more important and are never chosen."""

@@ -36,6 +36,16 @@ def expected(driver: EngineDriver, add: AddSequence) -> list[list[int]]:
     return lone_beam_search(driver.runner, prompt, add.sampling)
 
 
+def ruin_free_blocks(driver: EngineDriver) -> None:
+    """Nothing that they held is found again, in the cache or in memory."""
+    pool = driver.engine._state.manager._pool
+    free = pool.allocate(pool.num_available)
+    for block_id in free:
+        row = driver.row(block_id)
+        row[:] = b"\xff" * len(row)
+    pool.release(free)
+
+
 @pytest.mark.parametrize(
     ("width", "fields"),
     [
@@ -126,8 +136,23 @@ def test_a_prompt_that_is_computed_again_leaves_its_beams_room(length: int, is_e
     engine = driver.engine
     engine._state.scheduler.requeue(engine._state.sequences.get(1))
     if is_evicted:
-        pool = engine._state.manager._pool
-        pool.release(pool.allocate(pool.num_available))
+        ruin_free_blocks(driver)
+    driver.run()
+    assert outputs(driver, add) == expected(driver, add)
+
+
+def test_the_last_prompt_token_that_is_computed_again_goes_where_beams_read_it():
+    """The last step of a prompt of whole blocks has one token, as a decode has."""
+    driver = make_driver(mean_output_tokens=0, max_num_seqs=8, max_step_tokens=8)
+    # Besides these, a step has room for three tokens.
+    driver.step(*(add_sequence(seq_id, [seq_id], max_tokens=40) for seq_id in range(5, 10)))
+    add = request(8, 3, max_tokens=12)
+    driver.step(add)
+    for _ in range(4):
+        driver.step()
+    engine = driver.engine
+    engine._state.scheduler.requeue(engine._state.sequences.get(1))
+    ruin_free_blocks(driver)
     driver.run()
     assert outputs(driver, add) == expected(driver, add)
 
