@@ -1,10 +1,12 @@
 """Anonymous shared memory: a file without a name, mapped by all processes with its descriptor.
 
 It vanishes with its last descriptor and mapping, so that no crash can leak it. On Linux it can be
-sealed, so that a reader need not trust the process that made it: a file that shrinks under a
-mapping kills its reader. Knows nothing of the content.
+sealed. Then a reader need not trust the process that made it: a file that shrinks under a mapping
+kills its reader. Nor need the maker trust a reader, which could open a descriptor that can only be
+read once more for writing. Knows nothing of the content.
 """
 
+import errno
 import mmap
 import os
 import sys
@@ -14,6 +16,8 @@ if sys.platform == "linux":
     import fcntl
 
     _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    # F_SEAL_FUTURE_WRITE, since Linux 5.1: what is mapped already stays writable, nothing else is.
+    _FUTURE_WRITE = 0x0010
 
 
 class NotSealed(Exception):
@@ -40,13 +44,18 @@ def map_memory_file(fd: int, num_bytes: int) -> mmap.mmap:
 
 
 def open_sealed(fd: int) -> int | None:
-    """Fix the file's size for good, and open it once more, read-only.
+    """Fix the file's size for good, end all writes but through mappings of now, open it read-only.
 
     The caller owns the new descriptor. Returns None where the system has no such files.
     """
     if sys.platform != "linux":
         return None
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _FIXED_SIZE | fcntl.F_SEAL_SEAL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _FIXED_SIZE | _FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return None  # an older kernel
+        raise
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from baton.handoff.transports.rendezvous import Rendezvous, RendezvousFailed, hand_over
-from baton.system.memory_file import NotSealed, create_memory_file, map_sealed, open_sealed
+from baton.system.memory_file import (
+    NotSealed,
+    create_memory_file,
+    map_memory_file,
+    map_sealed,
+    open_sealed,
+    resize_and_map,
+)
 from tests import needs
 
 pytestmark = needs.linux
@@ -69,7 +76,7 @@ def test_a_nonce_never_leads_out_of_the_folder(tmp_path: Path, nonce: str) -> No
 
 def test_a_sealed_file_keeps_its_size_and_cannot_be_written_through_its_copy() -> None:
     fd = create_memory_file("pool")
-    os.truncate(fd, 8192)
+    pool = resize_and_map(fd, 8192)
     copy = open_sealed(fd)
     assert copy is not None
 
@@ -79,12 +86,30 @@ def test_a_sealed_file_keeps_its_size_and_cannot_be_written_through_its_copy() -
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.write(copy, b"x")
     mapped = map_sealed(copy)
-    os.pwrite(fd, b"fresh", 4096)
+    pool[4096:4101] = b"fresh"
     assert mapped[4096:4101] == b"fresh"
     with pytest.raises(TypeError):
         mapped[0:1] = b"x"
     os.close(fd)
     os.close(copy)
+
+
+def test_a_reader_that_opens_a_sealed_file_anew_cannot_write_it_either() -> None:
+    fd = create_memory_file("pool")
+    pool = resize_and_map(fd, 4096)
+    pool[:4] = b"ours"
+    copy = open_sealed(fd)
+    assert copy is not None
+
+    writable = os.open(f"/proc/self/fd/{copy}", os.O_RDWR)
+    with pytest.raises(PermissionError):
+        os.pwrite(writable, b"evil", 0)
+    with pytest.raises(PermissionError):
+        map_memory_file(writable, 4096)
+
+    assert pool[:4] == b"ours"
+    for each in (fd, copy, writable):
+        os.close(each)
 
 
 def test_a_file_that_may_shrink_is_not_mapped(tmp_path: Path) -> None:
