@@ -58,6 +58,8 @@ class PrefillLink:
         self._runner: StreamRunner[handoff_pb2.DecodeFrame] | None = None
         self._is_closing = False
         self._last_used_s = deps.clock.now()
+        # What the peer may still send, as it counts itself, and what it gets back next.
+        self._credit_bytes = CREDIT_WINDOW_BYTES
         self._owed_bytes = 0
 
     @property
@@ -168,6 +170,7 @@ class PrefillLink:
         self._owed_bytes = min(self._owed_bytes + num_bytes, MAX_CREDIT_BYTES)
         if self._owed_bytes >= CREDIT_WINDOW_BYTES // 4 and self._runner is not None:
             credit = handoff_pb2.TransferCredit(bytes=self._owed_bytes)
+            self._credit_bytes += self._owed_bytes
             self._owed_bytes = 0
             self._send(handoff_pb2.DecodeFrame(credit=credit), is_control=True)
 
@@ -199,6 +202,8 @@ class PrefillLink:
         if kind in _DELIVERIES:
             self._watch.delivered()
         message = getattr(frame, kind)
+        if kind == "blocks" and not self._takes(num_payload_bytes(message)):
+            return False
         transfer = self._transfers.get(message.xfer_id)
         if transfer is None:
             instruments.HANDOFF_DROPPED_FRAMES.labels(DropCause.TRANSFER).inc()
@@ -211,6 +216,16 @@ class PrefillLink:
             transfer.on_blocks(message, self._end)
         else:
             _HANDLERS[kind](transfer, message)
+        return True
+
+    def _takes(self, num_bytes: int) -> bool:
+        """The peer had credit for another frame, of any size. Else nothing that it sends is kept,
+        and the stream ends: frames wait in memory for their blocks to be bound."""
+        if self._credit_bytes <= 0:
+            _log.warning("handoff_credit_exceeded", endpoint=self.endpoint)
+            self._break_off()
+            return False
+        self._credit_bytes -= num_bytes
         return True
 
     async def _keep(self) -> None:

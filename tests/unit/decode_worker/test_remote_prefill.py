@@ -60,6 +60,27 @@ def test_a_handoff_ends_with_filled_blocks_and_done() -> None:
     play(scenario)
 
 
+def test_a_peer_that_sends_more_than_its_credit_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Frames that come before the blocks are bound wait in memory, repeated ones as well."""
+    monkeypatch.setattr("services.decode_worker.prefill_link.CREDIT_WINDOW_BYTES", 1)
+
+    async def scenario(h: Handoff) -> None:
+        h.start()
+        request = await h.peer.next("prefill")
+        await h.peer.accept(request)
+        await h.peer.send_blocks(request)
+        await turns()
+        assert h.result is None
+        await h.peer.send_blocks(request)
+        await h.over.wait()
+        assert reason_of(h) == "handoff_failed"
+        assert h.links.num_transfers == 0
+
+    play(scenario)
+
+
 def test_the_first_tokens_are_told_before_the_blocks_are_bound() -> None:
     async def scenario(h: Handoff) -> None:
         h.start()
