@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from baton.engine.protocol.batch import StepBatch
+from baton.model.cpu import native
 from baton.model.cpu import native_structs as structs
 from baton.model.cpu.fused_modules import FusedPart, GatedMlp, PackedNorm
 from baton.model.cpu.linear import PackedLinear, best_isa, native_call
@@ -32,7 +33,6 @@ FAMILY = (
 )
 # Kinds of rotation whose frequencies do not change from step to step.
 FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
-_MAX_HEAD_DIM = 512  # kMaxHeadDim in csrc/row_kernels.h
 
 
 class NotDense(Exception):
@@ -179,8 +179,12 @@ def _layer(layer: Any, form: AttentionForm, owners: list[Any]) -> structs.DenseL
 def _check_uniform(base: Any, model: structs.DenseModel, forms: tuple[AttentionForm, ...]) -> None:
     """Whole panels everywhere, and one value for what the step takes once for all layers."""
     head_dim, heads, kv_heads = model.head_dim, model.num_heads, model.num_kv_heads
-    if head_dim % PANEL_COLUMNS or head_dim > _MAX_HEAD_DIM or model.hidden % PANEL_COLUMNS:
-        raise NotDense("sizes are not multiples of 32")
+    library = native.library()
+    assert library is not None, "the weights were packed"
+    if not library.baton_has_head_dim(head_dim):
+        raise NotDense(f"heads have {head_dim} dimensions")
+    if model.hidden % PANEL_COLUMNS:
+        raise NotDense(f"a hidden size of {model.hidden} is not a multiple of {PANEL_COLUMNS}")
     expected = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
     norms = [base.norm]
     for layer, form in zip(base.layers, forms, strict=True):

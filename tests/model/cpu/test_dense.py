@@ -136,7 +136,9 @@ def test_the_self_check_passes(family, load, dtype):
     ("name", "changes", "reason"),
     [
         ("gemma2", {}, "family"),
-        ("llama", {"head_dim": 16}, "multiples of 32"),
+        ("llama", {"head_dim": 16}, "16 dimensions"),
+        ("llama", {"head_dim": 160}, "160 dimensions"),
+        ("llama", {"head_dim": 288}, "288 dimensions"),
         ("llama", {"hidden_act": "gelu"}, "silu"),
         ("mixtral", {}, "family"),
     ],

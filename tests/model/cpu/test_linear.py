@@ -64,6 +64,17 @@ def test_two_threads_give_the_bits_of_one(dtype):
         torch.set_num_threads(1)
 
 
+def test_there_may_be_many_threads():
+    layer = PackedLinear(PackedMatrix([random(160, 96)], [None], WeightMemory()))
+    rows = random(40, 96)
+    alone = layer(rows)
+    torch.set_num_threads(150)
+    try:
+        assert torch.equal(layer(rows), alone)
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_several_weights_are_one_product_with_their_biases(dtype):
     weights = [random(rows, 64, dtype=dtype) for rows in (48, 16, 33)]
     weights[2] = weights[2][:32]

@@ -65,7 +65,8 @@ class DenseStep {
           buffers_(buffers),
           kernels_(row_kernels_for(static_cast<Isa>(model.isa))),
           dtype_(static_cast<Dtype>(model.dtype)),
-          bytes_(value_bytes(dtype_)) {}
+          bytes_(value_bytes(dtype_)),
+          team_(batch.num_threads) {}
 
     // Every thread of the region calls it once.
     void run(float* scratch) {
@@ -221,8 +222,16 @@ class DenseStep {
     std::unique_ptr<AttentionWork> attention_;
 };
 
+template <int... Dims>
+bool has_head_dim(int dim, std::integer_sequence<int, Dims...>) {
+    return ((dim == Dims) || ...);
+}
+
 }  // namespace
 }  // namespace baton
+
+// Whether there are kernels for heads of this size.
+BATON_EXPORT int baton_has_head_dim(int dim) { return baton::has_head_dim(dim, baton::HeadDims()); }
 
 // Computes a batch: stores its keys and values in `pages` (one Layer for each layer of the model)
 // and writes the wanted logits. One call at a time in a thread.

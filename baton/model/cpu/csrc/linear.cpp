@@ -67,7 +67,7 @@ void multiply_out(Team& team, const Operands& call, const Matrix& matrix, const 
 // `work(team, scratch)` by every thread of a region.
 template <class Work>
 void run(const Operands& call, const Work& work) {
-    Team team;
+    Team team(call.num_threads);
 #pragma omp parallel num_threads(call.num_threads)
     {
         static thread_local Arena scratch;

@@ -1,6 +1,8 @@
 // The arithmetic that has a version per instruction set; everything around it is written once.
 #pragma once
 
+#include <utility>
+
 #include "isa.h"
 #include "panels.h"
 
@@ -28,12 +30,15 @@ struct Block {
     const float* bias;  // [num_columns], or null
 };
 
+// The sizes of a head that there are kernels for.
+using HeadDims = std::integer_sequence<int, 32, 64, 96, 128, 192, 256>;
+
 // A head of some tokens, from a projection to where attention wants it.
 struct HeadBlock {
     const float* values;  // panels [dim / 32], `panel_stride` values apart, of rows of 32
     size_t panel_stride;
     int num_rows;
-    int dim;             // 32, 64, 96, 128, 192 or 256
+    int dim;             // one of HeadDims
     const float* bias;   // [dim], or null
     const float* norm;   // RMSNorm weight [dim], or null
     float eps;

@@ -237,16 +237,14 @@ void finish_heads(const HeadBlock& head) {
     for (int row = 0; row < head.num_rows; ++row) finish_head<D, N>(head, row);
 }
 
+template <Dtype D, int... Dims>
+void finish_heads_of(const HeadBlock& head, std::integer_sequence<int, Dims...>) {
+    ((head.dim == Dims ? finish_heads<D, Dims / kLanes>(head) : void()), ...);
+}
+
 template <Dtype D>
 void head_block(const HeadBlock& head) {
-    switch (head.dim) {
-        case 32: return finish_heads<D, 2>(head);
-        case 64: return finish_heads<D, 4>(head);
-        case 96: return finish_heads<D, 6>(head);
-        case 128: return finish_heads<D, 8>(head);
-        case 192: return finish_heads<D, 12>(head);
-        case 256: return finish_heads<D, 16>(head);
-    }
+    finish_heads_of<D>(head, HeadDims());
 }
 
 #if defined(__AVX512F__)

@@ -7,6 +7,7 @@
 #include <omp.h>
 
 #include <atomic>
+#include <memory>
 
 #if defined(__linux__)
 #include <sched.h>
@@ -14,10 +15,11 @@
 
 namespace baton {
 
-constexpr int kMaxThreads = 128;
-
 class Team {
    public:
+    // For a region of at most so many threads.
+    explicit Team(int max_threads) : taken_(new Taken[max_threads]) {}
+
     // Each thread of the region comes here first; a region may have fewer threads than asked for.
     void enter() { num_threads_.store(omp_get_num_threads(), std::memory_order_relaxed); }
 
@@ -72,7 +74,7 @@ class Team {
     }
 
     static constexpr int kSpins = 1000;
-    Taken taken_[kMaxThreads];
+    std::unique_ptr<Taken[]> taken_;
     std::atomic<int> num_threads_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> phase_{0};
