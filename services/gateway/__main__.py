@@ -1,5 +1,7 @@
 """The gateway process: builds the objects, serves until a signal, then drains."""
 
+from baton.runtime.calls import grpc_polling  # isort: skip # noqa: F401
+
 import asyncio
 import os
 import socket

@@ -1,5 +1,7 @@
 """The router process: builds the objects and serves until it is asked to stop."""
 
+from baton.runtime.calls import grpc_polling  # isort: skip # noqa: F401
+
 import asyncio
 from functools import partial
 from random import Random

@@ -1,5 +1,7 @@
 """The tokenizer process: loads its models, serves until it is asked to stop, then drains."""
 
+from baton.runtime.calls import grpc_polling  # isort: skip # noqa: F401
+
 import asyncio
 import os
 import sys
