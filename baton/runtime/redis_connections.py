@@ -3,11 +3,13 @@
 All keys of a script are in one hash slot, so that nothing else depends on which one it is.
 """
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from hiredis import pack_command
+from redis.asyncio import BlockingConnectionPool, Connection, Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
@@ -20,6 +22,8 @@ CLUSTER = "+cluster"
 SENTINEL = "+sentinel"
 _SENTINEL_PORT = 26379
 _REDIS_PORT = 6379
+# asyncio's streams make a writer wait when so many bytes are not sent yet.
+_WRITE_BYTES = 64 * 1024
 
 
 class PasswordFile(CredentialProvider):
@@ -41,6 +45,36 @@ class PasswordFile(CredentialProvider):
         return self.get_credentials()
 
 
+class _QuickWrites(AbstractConnection):
+    """A connection that packs commands in C, and waits for the socket only where that may block.
+
+    redis-py joins the bytes of each argument, and makes a task and a timer for each write.
+    """
+
+    __slots__ = ()
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        name, *rest = args
+        return [pack_command((*(name.split() if isinstance(name, str) else (name,)), *rest))]
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if self._may_block(command):
+            await super().send_packed_command(command, check_health)
+        else:
+            self._writer.writelines(command)
+
+    def _may_block(self, command: object) -> bool:
+        if self._writer is None or self.health_check_interval or not isinstance(command, list):
+            return True
+        num_bytes = self._writer.transport.get_write_buffer_size() + sum(map(len, command))
+        return num_bytes > _WRITE_BYTES
+
+
+@lru_cache
+def _quick(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    return type(f"Quick{kind.__name__}", (_QuickWrites, kind), {})
+
+
 class _QuickPool(BlockingConnectionPool):
     """A pool that takes its locks, timers and events only while a caller waits for a connection.
 
@@ -49,6 +83,11 @@ class _QuickPool(BlockingConnectionPool):
     """
 
     _num_waiting = 0
+
+    def __init__(
+        self, *, connection_class: type[AbstractConnection] = Connection, **options: Any
+    ) -> None:
+        super().__init__(connection_class=_quick(connection_class), **options)
 
     async def get_connection(self, *names: Any, **options: Any) -> AbstractConnection:
         if self._num_waiting or not self.can_get_connection():
