@@ -3,12 +3,15 @@
     authenticate -> validate -> reserve -> tokenize -> attempts -> settle
                                                        pick -> submit -> tokens (attempts.py)
 
-Each stage returns what the next ones need. Whatever was reserved is settled exactly once, however
-the request ends (request/reservation.py), and the answer sink's `finished` comes only after that.
+A small prompt of a key that will hardly be refused is tokenized while its reservation is made
+(decision 0069). Each stage returns what the next ones need. Whatever was reserved is settled
+exactly once, however the request ends (request/reservation.py), and the answer sink's `finished`
+comes only after that.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -37,6 +40,8 @@ from services.gateway.vectors.fitting_models import bytes_of_list, fitted
 
 AUTHENTICATE_TIMEOUT_S = 1.0
 ENCODE_TIMEOUT_S = 10.0
+# A larger prompt is tokenized when it has its reservation.
+MAX_EARLY_BYTES = 16 * 1024
 
 _log = logs.get("pipeline")
 
@@ -106,8 +111,11 @@ class Pipeline:
         self, text_model: TextModel, valid: ValidRequest, sink: Sink, trace: RequestTrace
     ) -> None:
         reserve = self._reserve_request(valid, text_model)
-        async with self._deps.reservations.reserve(valid, reserve, trace) as lease:
-            job = self._job(valid, await self._tokenize(valid, text_model, trace))
+        async with (
+            self._tokenizing(valid, text_model, trace) as tokenized,
+            self._deps.reservations.reserve(valid, reserve, trace) as lease,
+        ):
+            job = self._job(valid, await tokenized())
             await self._deps.reservations.fit(job, lease, trace)
             answer_sink, usage = await self._compute(job, lease, sink, trace)
         trace.stage = Stage.FLUSH
@@ -237,6 +245,28 @@ class Pipeline:
             estimate = of_request(request, model, text_model.longest_token)
         default_reservation = self._deps.limits.default_output_reservation
         return submission.reserve_estimate(valid, estimate, default_reservation)
+
+    @asynccontextmanager
+    async def _tokenizing(
+        self, valid: ValidRequest, text_model: TextModel, trace: RequestTrace
+    ) -> AsyncIterator[Callable[[], Awaitable[Prompt]]]:
+        """Tokenize a prompt by its result's call; from now on, if that is hardly for nothing."""
+        if not self._may_tokenize_early(valid):
+            yield partial(self._tokenize, valid, text_model, trace)
+            return
+        task = asyncio.create_task(self._tokenize(valid, text_model, trace))
+        try:
+            yield lambda: task
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # the reservation's own failure goes first
+
+    def _may_tokenize_early(self, valid: ValidRequest) -> bool:
+        is_unlikely = self._deps.refusals.is_unlikely(valid.principal.key_id)
+        return is_unlikely and num_prompt_bytes(valid.request) <= MAX_EARLY_BYTES
 
     async def _tokenize(
         self, valid: ValidRequest, text_model: TextModel, trace: RequestTrace

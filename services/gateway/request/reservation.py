@@ -169,6 +169,7 @@ class Reservations:
                     self._local_buckets.quota_answers(error.limits)
             raise
         self._local_buckets.quota_grants(request.model, answer)
+        self._refusals.granted(principal.key_id, answer.limits)
         return answer
 
     async def _let_go(self, valid: ValidRequest, trace: RequestTrace, outcome: str) -> None:

@@ -6,6 +6,9 @@ with time: until the time that quota told, the key has none. Tokens may be given
 by requests that end; so only a large prompt waits for them, and only one that is no smaller than
 the one that was refused. Refusals for one model's limits forbid nothing: the next request may be
 for another model.
+
+The other way round, a key that had plenty left with its last grant will hardly be refused next
+(decision 0069).
 """
 
 from collections import OrderedDict
@@ -46,6 +49,8 @@ class Refusals:
         self.holds_any = False
         self._clock = clock
         self._refused: OrderedDict[str, _Refused] = OrderedDict()
+        # Those that had plenty left with their last grant.
+        self._easy_keys: OrderedDict[str, None] = OrderedDict()
 
     def check(self, key_id: str, num_bytes: int = 0) -> None:
         """Raise LimitExceeded for a prompt of so many bytes that quota would refuse; 0 while it is
@@ -63,8 +68,22 @@ class Refusals:
                 limits=refused.limits,
             )
 
+    def is_unlikely(self, key_id: str) -> bool:
+        """True for a key that had more than half of each minute left with its last grant."""
+        return key_id in self._easy_keys
+
+    def granted(self, key_id: str, limits: failure_pb2.LimitState) -> None:
+        """Note that quota granted a request, and what is left then."""
+        if not _has_half(limits):
+            self._easy_keys.pop(key_id, None)
+        elif key_id not in self._easy_keys:
+            self._easy_keys[key_id] = None
+            if len(self._easy_keys) > MAX_KEYS:
+                self._easy_keys.popitem(last=False)
+
     def note(self, key_id: str, size: PromptSize, error: BatonError) -> None:
         """Note that quota refused a request."""
+        self._easy_keys.pop(key_id, None)
         if error.reason != "rate_limit_exceeded" or error.limits is None:
             return
         limits = error.limits
@@ -91,6 +110,11 @@ def _wait_for_request_s(limits: failure_pb2.LimitState) -> float:
         return 0.0
     ms_of_others = (limits.limit_requests - 1) * _MINUTE_MS / limits.limit_requests
     return max(limits.reset_requests_ms - ms_of_others, 0.0) / 1000
+
+
+def _has_half(limits: failure_pb2.LimitState) -> bool:
+    has_requests = 2 * limits.remaining_requests >= limits.limit_requests
+    return has_requests and 2 * limits.remaining_tokens >= limits.limit_tokens
 
 
 def _is_of_all_models(scope: str) -> bool:
