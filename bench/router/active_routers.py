@@ -1,13 +1,15 @@
 """The picks of two active routers beside those of one, by the CPU time of their processes.
 
 Each router is a process of its own with the product's gRPC services and its stream to the other
-one. Its workers are on paper (`picks.py`), the same for all, and report in the same process. CPU
-time is measured, not time on the clock: the machine may have fewer cores than the routers. What a
-router does by the clock, telling news and ending leases, is stretched by as much as the machine is
-too slow.
+one. Two routers that know nothing of each other show what it costs a process on this machine that
+another one works beside it. The workers are on paper (`picks.py`), the same for all, and report in
+the same process. CPU time is measured, not time on the clock: the machine may have fewer cores than
+the routers. What a router does by the clock, telling news and ending leases, is stretched by as
+much as the machine is too slow.
 """
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -17,6 +19,8 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import uvloop
 
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime.calls.shared_calls import CallTerms, SharedCalls
@@ -49,7 +53,7 @@ _TERMS = CallTerms(60.0, patience_s=60.0)
 
 
 def routers_record(
-    num_routers: int, num_picks: int, seed: int, stretch: float = 1.0
+    num_routers: int, num_picks: int, seed: int, stretch: float = 1.0, *, are_peers: bool = True
 ) -> dict[str, Any]:
     """Measure so many routers; `picks_per_s` fill a core of each.
 
@@ -58,7 +62,10 @@ def routers_record(
     """
     addresses = tuple(f"{LOOPBACK}:{port}" for port in free_ports(num_routers))
     argv = [sys.executable, "-m", __name__, str(seed), str(stretch)]
-    processes = [subprocess.Popen([*argv, address, *addresses]) for address in addresses]
+    processes = [
+        subprocess.Popen([*argv, address, *(addresses if are_peers else ())])
+        for address in addresses
+    ]
     try:
         pids = [process.pid for process in processes]
         cpu_s, wall_s = asyncio.run(_measure(addresses, pids, num_picks, seed))
@@ -69,6 +76,7 @@ def routers_record(
     return {
         "part": "routers",
         "num_routers": num_routers,
+        "are_peers": num_routers > 1 and are_peers,
         "num_workers": NUM_WORKERS,
         "num_picks": num_picks,
         "prompt_tokens": PROMPT_TOKENS,
@@ -85,7 +93,7 @@ def _fleet(seed: int, settings: Settings | None = None) -> PaperFleet:
 
 
 def main() -> None:
-    """Be one router: SEED STRETCH ADDRESS ALL_ADDRESSES..."""
+    """Be one router as `baton/runtime/process.py` runs it: SEED STRETCH ADDRESS ALL_ADDRESSES..."""
     seed, stretch, address, *addresses = sys.argv[1:]
     news.PACE_S *= float(stretch)
     news.LINES_S *= float(stretch)
@@ -95,7 +103,9 @@ def main() -> None:
         slot_lease_s=_LEASE_S * float(stretch),
         stale_after_s=60,
     )
-    asyncio.run(_serve(settings, int(seed)))
+    gc.freeze()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, int(seed)))
 
 
 async def _serve(settings: Settings, seed: int) -> None:

@@ -76,11 +76,16 @@ def _records(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def _routers_records(num_picks: int, options: BenchOptions) -> Iterator[dict[str, Any]]:
-    """One router and two in turn; of each the round in which the machine was least disturbed."""
+    """One router, two peers and two that are not in turn; of each the round in which the machine
+    was least disturbed."""
     rounds = []
     for _ in range(NUM_ROUNDS):
         one = routers_record(1, num_picks, options.seed)
-        rounds.append((one, routers_record(2, num_picks, options.seed, one["stretch"])))
+        two, alone = (
+            routers_record(2, num_picks, options.seed, one["stretch"], are_peers=are_peers)
+            for are_peers in (True, False)
+        )
+        rounds.append((one, two, alone))
     for records in zip(*rounds, strict=True):
         yield max(records, key=lambda record: float(record["picks_per_s"]))
 
@@ -153,8 +158,9 @@ def _line(record: dict[str, Any]) -> str:
     if record["part"] == "index":
         return f"{record['num_entries']:,} entries of {record['bytes_per_entry']:.0f} bytes"
     if record["part"] == "routers":
+        peers = "peers" if record["are_peers"] else "no peers"
         return (
-            f"{record['num_routers']} routers, picks of {record['prompt_tokens']:,} tokens:"
+            f"{record['num_routers']} routers, {peers}, {record['prompt_tokens']:,} tokens:"
             f" {record['picks_per_s']:,.0f}/s fill a core of each"
         )
     if record["part"] == "picks":

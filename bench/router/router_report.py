@@ -34,13 +34,19 @@ def _routers(several: Sequence[Record]) -> str:
     rows = [["routers", "picks/s", "beside one"]]
     rows += [
         [
-            str(one["num_routers"]),
+            _routers_name(one),
             f"{one['picks_per_s']:,.0f}",
             f"{one['picks_per_s'] / first['picks_per_s']:.2f}",
         ]
         for one in several
     ]
     return "\n\n".join(["### Several routers", about, table(rows)])
+
+
+def _routers_name(record: Record) -> str:
+    if record["num_routers"] == 1 or record["are_peers"]:
+        return str(record["num_routers"])
+    return f"{record['num_routers']} that know nothing of each other"
 
 
 def _picks(picks: Sequence[Record], index: Sequence[Record]) -> str:

@@ -205,12 +205,12 @@ class RouterCore:
         self._turns.hear(self._settings.router_id, lines)
         return lines
 
-    def _is_roomy(self) -> bool:
-        """Return whether nobody waits, at no router, and all models have plenty of room: then what
-        peers do not know yet fills no worker."""
+    def _is_roomy(self, num_requests: int) -> bool:
+        """Return whether nobody waits, at no router, and all models have plenty of room for so many
+        requests: then what peers do not know yet fills no worker."""
         if self._queues.waited_for() or self._turns.is_any_waiting():
             return False
-        return all(kept_room.is_plenty(self._fleet, fp) for fp in self._fleet.models)
+        return all(kept_room.is_plenty(self._fleet, fp, num_requests) for fp in self._fleet.models)
 
     def watch_admission(
         self, *, takes_deltas: bool

@@ -77,10 +77,10 @@ class PeerNewsLog:
             self._tell(peers_pb2.PeerEvent(harmless_fingerprint=fingerprint))
 
     async def follow(
-        self, lines: Callable[[], peers_pb2.PeerLines], is_roomy: Callable[[], bool]
+        self, lines: Callable[[], peers_pb2.PeerLines], is_roomy: Callable[[int], bool]
     ) -> AsyncIterator[peers_pb2.PeerNews]:
         """Yield the news for one peer until cancelled or closed, many at a time while the fleet
-        `is_roomy`. Raises Overloaded for one peer too many."""
+        `is_roomy` for so many. Raises Overloaded for one peer too many."""
         if self._num_followers >= MAX_PEERS:
             raise Overloaded(f"{MAX_PEERS} routers follow this one already")
         self._num_followers += 1
@@ -96,7 +96,7 @@ class PeerNewsLog:
         self._over.set()
 
     async def _news(
-        self, lines: Callable[[], peers_pb2.PeerLines], is_roomy: Callable[[], bool]
+        self, lines: Callable[[], peers_pb2.PeerLines], is_roomy: Callable[[int], bool]
     ) -> AsyncIterator[peers_pb2.PeerNews]:
         yield peers_pb2.PeerNews(hello=self._hello, lines=lines())
         told_at, position, num_before = self._clock.now(), 0, self._num_told
@@ -108,7 +108,8 @@ class PeerNewsLog:
                 events, position = self._since(position)
                 news = peers_pb2.PeerNews(events=events)
                 if is_due:
-                    is_busy = self._num_told - num_before > MANY_EVENTS and is_roomy()
+                    num_new = self._num_told - num_before
+                    is_busy = num_new > MANY_EVENTS and is_roomy(num_new * self._num_followers)
                     told_at, num_before = self._clock.now(), self._num_told
                     news.lines.CopyFrom(lines())
                 yield news
@@ -117,7 +118,10 @@ class PeerNewsLog:
                 await _wait(changed, max(told_at + LINES_S - self._clock.now(), PACE_S))
 
     def _tell(self, told: _Told) -> None:
-        self._events.append((self._clock.now(), told))
+        now, events = self._clock.now(), self._events
+        while events and now - events[0][0] >= self._memory_s:
+            events.popleft()
+        events.append((now, told))
         self._num_told += 1
         if not self._changed.is_set():
             self._changed.set()

@@ -14,6 +14,8 @@ from services.router.pick.shortlist import MAX_PLAIN
 MIN_SLOTS = 80
 SLOTS_PER_KEPT = 256
 MAX_KEPT = 4
+# There is plenty of room for requests with so many free slots for each.
+PLENTY = 4
 
 
 def num_kept(num_slots: int) -> int:
@@ -30,11 +32,12 @@ def is_left(fleet: Fleet, model_fp: str) -> bool:
     return not least or num_free > least
 
 
-def is_plenty(fleet: Fleet, model_fp: str) -> bool:
-    """Return whether the pool is large, and half of its batch slots are free."""
+def is_plenty(fleet: Fleet, model_fp: str, num_requests: int) -> bool:
+    """Return whether the pool is large, and a quarter of its batch slots are free, which is also
+    PLENTY for these requests."""
     num_free, num_slots = _slots(fleet, model_fp)
     is_large = len(fleet.of_model(model_fp, DECODE)) > MAX_PLAIN
-    return is_large and 2 * num_free >= num_slots
+    return is_large and num_free >= max(num_slots // 4, PLENTY * num_requests)
 
 
 def _slots(fleet: Fleet, model_fp: str) -> tuple[int, int]:
