@@ -43,6 +43,8 @@ _log = logs.get("tokenizer")
 
 async def serve(process: Process, settings: Settings) -> None:
     """Serve until `process.stopping`. Raises UnusableModel."""
+    # Each prompt is a batch of its own, which a pool of threads for its texts only slows down.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "0")
     # One thread more than large prompts may have: small ones never wait for them.
     num_threads = settings.encode_threads + 1
     with ThreadPoolExecutor(num_threads, thread_name_prefix="encode") as executor:
