@@ -1,7 +1,8 @@
 """The rules (Lark) of calls of one function whose arguments stand between tags.
 
-A string is any text up to its tag, one of an enumeration is one of its values, and all else is JSON
-that follows its schema. Parameters come in the schema's order.
+A string is the text up to its tag, in the form that its schema asks for; one of an enumeration is
+one of its values, and all else is JSON that follows its schema. Parameters come in the schema's
+order.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from typing import Any
 from baton.wire.limits import JSON_WHITE_SPACE
 from services.gateway.openai.generation import Function
 from services.gateway.tools.call_syntax import CallSyntax
-from services.gateway.tools.tagged_schema import encoded, properties_of, required_of, types_of
+from services.gateway.tools.tagged_schema import encoded, properties_of, required_of
+from services.gateway.tools.tagged_text import Forms, forms_of
 
 
 def tagged_call(
@@ -27,7 +29,7 @@ def tagged_call(
         names.append(name if key in required else f"{name}?")
         begin = literal(f"{tags.key_begin}{key}{tags.key_end}{tags.key_margin}{tags.value_begin}")
         margin = literal(tags.value_margin)
-        value = _value(name, schema, literal(tags.value_margin + tags.value_end))
+        value = _value(name, schema, margin, literal(tags.value_end))
         rules.append(f"{name}: {begin} {margin} {name}_value {literal(syntax.margin)}")
         rules += value
     head = literal(f"{tags.head_margin}{tags.name_begin}{function.name}{tags.name_end}\n")
@@ -35,21 +37,35 @@ def tagged_call(
     return [f"{rule}: {' '.join([head, *names, close])}", *rules]
 
 
-def _value(name: str, schema: Any, end: str) -> list[str]:
+def _value(name: str, schema: Any, margin: str, tag: str) -> list[str]:
     """The rule of a parameter's value with the tag behind it."""
-    types = types_of(schema)
-    enumeration = schema.get("enum") if isinstance(schema, dict) else None
-    if isinstance(enumeration, list) and types == {"string"} and "const" not in schema:
-        options = " | ".join(map(encoded, enumeration))
-        return [f"{name}_value: ({options}) {end}"]
-    if types and "string" not in types:
-        own = schema.get("x-guidance")
-        guidance = {
-            "whitespace_pattern": JSON_WHITE_SPACE,
-            **(own if isinstance(own, dict) else {}),
-        }
-        guided = {**schema, "x-guidance": guidance}
-        return [f"{name}_value: %json {encoded(guided)} {end}"]
-    if "<[" in end:
-        return [f"{name}_value: {name}_text {end[end.index('<[') :]}", rf"{name}_text: /(.|\n)*/"]
-    return [rf"{name}_value[lazy]: /(.|\n)*/ {end}"]
+    forms = forms_of(schema)
+    if forms is not None:
+        return _formed(name, forms, margin, tag)
+    if tag.startswith("<["):
+        return [f"{name}_value: {name}_text {tag}", rf"{name}_text: /(.|\n)*/"]
+    return [rf"{name}_value[lazy]: /(.|\n)*/ {margin} {tag}"]
+
+
+def _formed(name: str, forms: Forms, margin: str, tag: str) -> list[str]:
+    """The rules of a value that has one of these forms. A text is one term with its tag, which it
+    has nowhere else: it ends there, although it might go on."""
+    alternatives = [f"%json {encoded(_guided(each))} {margin} {tag}" for each in forms.schemas]
+    if not forms.terms:
+        return [f"{name}_value: {' | '.join(alternatives)}"]
+    term, text = name.upper(), " | ".join(f"({each})" for each in forms.terms)
+    if forms.schemas:
+        # What begins like an object or a list is one.
+        text = rf"({text}) & ~(/[\[{{](.|\n)*/)"
+    if tag.startswith("<["):
+        rule, alternative = f"{term}: ({text}) {margin}", f"{term} {tag}"
+    else:
+        without = rf"~(/(.|\n)*/ {tag} /(.|\n)*/)"
+        rule, alternative = f"{term}: (({text}) & {without}) {margin} {tag}", term
+    return [f"{name}_value: {' | '.join([alternative, *alternatives])}", rule]
+
+
+def _guided(schema: dict[str, Any]) -> dict[str, Any]:
+    own = schema.get("x-guidance")
+    guidance = own if isinstance(own, dict) else {}
+    return {**schema, "x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE, **guidance}}

@@ -38,11 +38,17 @@ def properties_of(function: Function) -> dict[str, Any]:
         return {}
     if not isinstance(definitions, dict):
         return properties
-    return {name: _resolved(each, definitions) for name, each in properties.items()}
+    return {
+        name: resolved({"$defs": definitions, **each}) if isinstance(each, dict) else each
+        for name, each in properties.items()
+    }
 
 
-def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
-    if not isinstance(schema, dict):
+def resolved(schema: dict[str, Any]) -> Any:
+    """A schema with the definition that it refers to in its place, if it refers to one of its
+    own."""
+    definitions = schema.get("$defs")
+    if not isinstance(definitions, dict):
         return schema
     named = definitions.get(_name_in(schema), schema)
     return {"$defs": definitions, **named} if isinstance(named, dict) else named

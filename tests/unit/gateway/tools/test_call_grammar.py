@@ -3,6 +3,7 @@
 import llguidance
 import pytest
 
+from baton.wire.failures import InvalidRequest
 from services.gateway.openai.generation import Function, Tools
 from services.gateway.tools.call_grammar import call_rules
 from services.gateway.tools.call_syntax import SYNTAXES
@@ -128,3 +129,82 @@ def test_arguments_between_tags_follow_their_schemas(name: str) -> None:
             assert accepts(grammar, right), right
         for wrong in (written(), written(city="a", days="many"), written(city="a", unit="K")):
             assert not accepts(grammar, wrong), wrong
+
+
+def texts_follow(schema: str, right: list[str], wrong: list[str]) -> None:
+    """Check which texts of a parameter follow its schema, in each syntax with tags."""
+    parameters = f'{{"type": "object", "properties": {{"a": {schema}}}, "required": ["a"]}}'
+    function = Function("f", parameters, is_strict=True)
+    for name, (call, parameter) in TAGGED.items():
+        grammar = grammar_of(name, Tools(b"", (function,), is_required=True))
+        for text in right:
+            assert accepts(grammar, call.format(parameter.format("a", text))), (name, text)
+        for text in wrong:
+            assert not accepts(grammar, call.format(parameter.format("a", text))), (name, text)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "right", "wrong"),
+    [
+        ('"pattern": "^[A-Z]{2}[0-9]+$"', ["AB1", "ZZ99"], ["ab1", "AB", "xAB1", ""]),
+        ('"pattern": "[0-9]/[0-9]"', ["on 1/2", "3/4 </b>"], ["1-2", ""]),
+        ('"pattern": "^a|b$"', ["axx", "xxb"], ["xax", "bx"]),
+        ('"pattern": "^[|)]$"', ["|", ")"], ["x"]),
+        ('"minLength": 2, "maxLength": 3', ["ab", "é€x"], ["a", "abcd"]),
+        ('"minLength": 1', ["a", "a\nb" * 99], [""]),
+        ('"format": "date"', ["2026-02-28"], ["tomorrow", "2026-13-01", "2026-02-28Z"]),
+        ('"format": "date-time"', ["2026-02-28T10:00:00Z"], ["2026-02-28"]),
+        ('"format": "email"', ["a.b@c.example"], ["a.b"]),
+        ('"format": "ipv6"', ["::1", "fe80::1:2", "1:2:3:4:5:6:7:8"], ["1:2", "::g"]),
+        ('"format": "uri"', ["https://a.example/b?c=d#e"], ["a b", "a.example"]),
+        ('"format": "uuid", "pattern": "^0"', ["0" * 8 + "-0000" * 3 + "-" + "a" * 12], ["0"]),
+        ('"format": "zzz", "x-guidance": {"lenient": true}', ["anything"], []),
+        ('"const": "on"', ["on"], ["off", '"on"']),
+    ],
+)
+def test_a_text_between_tags_follows_what_its_schema_says_of_strings(
+    constraint: str, right: list[str], wrong: list[str]
+) -> None:
+    texts_follow(f'{{"type": "string", {constraint}}}', right, wrong)
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ('{"enum": ["a", "null", 3, null]}', ["a", "3", "null"], ["4", '"a"']),
+        ('{"type": ["string", "null"], "minLength": 6}', ["abcdef", "null"], ["abc", "5"]),
+        (
+            '{"anyOf": [{"type": "string", "pattern": "^x"}, {"type": "integer"}]}',
+            ["xy", "-5"],
+            ["y"],
+        ),
+        ('{"anyOf": [{"type": "string"}, {"type": "null"}]}', ["xy", "null", ""], []),
+        ('{"anyOf": [{"type": "integer"}, {"type": "null"}]}', ["5", "null"], ["five"]),
+        (
+            '{"oneOf": [{"type": "string", "maxLength": 2}, {"type": "array"}]}',
+            ["ab", "[1, 2]"],
+            ["abc"],
+        ),
+    ],
+)
+def test_a_value_between_tags_has_one_of_the_forms_that_its_schema_lists(
+    schema: str, right: list[str], wrong: list[str]
+) -> None:
+    texts_follow(schema, right, wrong)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "named"),
+    [
+        ('"format": "zzz"', "format 'zzz'"),
+        ('"not": {"const": "x"}', "not"),
+        ('"maxLength": 5000', "maxLength '5000'"),
+    ],
+)
+def test_what_cannot_be_enforced_of_a_text_between_tags_is_refused(
+    constraint: str, named: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        texts_follow(f'{{"type": "string", {constraint}}}', [], [])
+    assert named in caught.value.message
+    assert caught.value.param == "tools"

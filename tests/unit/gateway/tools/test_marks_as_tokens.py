@@ -96,6 +96,18 @@ def test_calls_and_reasoning_are_admitted_token_by_token(name: str) -> None:
             assert not accepts(frame, wrong), wrong
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
+def test_a_text_before_a_tag_that_is_a_token_follows_its_schema(name: str) -> None:
+    reasoning, call = CALLS[name]
+    model, schema = model_of(name, reasoning), SCHEMA.replace("string", 'string", "pattern": "^b')
+    assert model.call_syntax is not None
+    tools = Tools(b"", (Function("f", schema),), is_required=True)
+    rules = call_rules(tools, model.call_syntax, model.mark_ids)
+    frame = answer_frame(rules, None, Place.ANSWER, model.mark_ids, has_form=False)
+    assert accepts(frame, call)
+    assert not accepts(frame, call.replace("b\n</par", "c\n</par").replace(">b<", ">c<"))
+
+
 @pytest.mark.parametrize("name", THOUGHT)
 def test_a_form_begins_behind_the_tokens_of_reasoning(name: str) -> None:
     model = model_of("generic", name)
