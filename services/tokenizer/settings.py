@@ -7,7 +7,7 @@ from services.tokenizer.syntaxes import Syntaxes
 
 TOOL_SYNTAXES = (
     "generic", "hermes", "llama3", "mistral", "mistral_named", "deepseek", "deepseek_v31",
-    "qwen3_coder", "glm45", "harmony",
+    "kimi_k2", "qwen3_coder", "glm45", "harmony",
 )  # fmt: skip
 REASONING_SYNTAXES = ("none", "think", "mistral", "harmony")
 PREFIX = "BATON_TOKENIZER_"

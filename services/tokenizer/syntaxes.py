@@ -51,6 +51,8 @@ def tool_syntax(text: str) -> str:
         return "deepseek" if "```json" in text else "deepseek_v31"
     if all(mark in text for mark in _HARMONY):
         return "harmony"
+    if "<|tool_calls_section_begin|>" in text:
+        return "kimi_k2"
     if "[TOOL_CALLS]" in text:
         return "mistral_named" if "[ARGS]" in text else "mistral"
     if "<tool_call>" in text and "<arg_key>" in text:

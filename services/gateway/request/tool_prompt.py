@@ -41,9 +41,26 @@ def with_tools(
             calls = call_rules(tools, syntax, text_model.mark_ids, has_form=form is not None)
             rules = replace(request.rules, structure=form, call_rules=calls)
             request = replace(request, rules=rules)
+    if syntax is not None and syntax.id_begin and prompt.has_calls:
+        request = replace(request, prompt=_with_ids(prompt, syntax.id_begin))
     if syntax is GENERIC:
         request = replace(request, prompt=_as_text(prompt, tools))
     return request
+
+
+def _with_ids(prompt: ChatMessages, id_begin: str) -> ChatMessages:
+    """The conversation with the ids that its model writes: its template shows calls by those."""
+    turns = msgspec.json.decode(prompt.messages_json, type=list[dict[str, Any]])
+    ids: dict[str, str] = {}
+    num_calls = 0
+    for turn in turns:
+        for call in turn.get("tool_calls", ()):
+            ids[call["id"]] = f"{id_begin}{call['function']['name']}:{num_calls}"
+            call["id"] = ids[call["id"]]
+            num_calls += 1
+        if "tool_call_id" in turn:
+            turn["tool_call_id"] = ids.get(turn["tool_call_id"], turn["tool_call_id"])
+    return msgspec.structs.replace(prompt, messages_json=msgspec.json.encode(turns))
 
 
 def _as_text(prompt: ChatMessages, tools: Tools | None) -> ChatMessages:

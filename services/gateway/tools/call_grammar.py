@@ -51,18 +51,21 @@ class _Grammar:
         syntax, margin = self._syntax, self._syntax.margin
         if syntax.tags is not None:
             return tagged_call(rule, function, syntax, self._text)
+        before, after = self._around(function)
+        end = self._text(after + margin + syntax.end)
+        return [f"{rule}: {before} %json {_schema(function)} {end}"]
+
+    def _around(self, function: Function) -> tuple[str, str]:
+        """The rule of what stands before the arguments of a call, and the text behind them."""
+        syntax, margin = self._syntax, self._syntax.margin
+        if syntax.id_begin:
+            call_id = f"{_quoted(f'{syntax.id_begin}{function.name}:')} /[0-9]{{1,3}}/"
+            return f"{call_id} {self._text(syntax.name_end)}", ""
         if syntax.name_end:
             name = f"{function.name}{syntax.after_name}"
-            before, after = f"{name}{margin}{syntax.name_end}{margin}", ""
-        else:
-            name = msgspec.json.encode(function.name).decode()
-            before, after = f'{margin}{{"name": {name}, "{syntax.arguments_key}": ', "}"
-        body = (
-            self._text(before),
-            f"%json {_schema(function)}",
-            self._text(after + margin + syntax.end),
-        )
-        return [f"{rule}: {' '.join(body)}"]
+            return self._text(f"{name}{margin}{syntax.name_end}{margin}"), ""
+        name = msgspec.json.encode(function.name).decode()
+        return self._text(f'{margin}{{"name": {name}, "{syntax.arguments_key}": '), "}"
 
     def calls(self, tools: Tools) -> str:
         """An answer that is calls and nothing else."""

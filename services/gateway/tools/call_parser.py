@@ -82,6 +82,7 @@ class CallParser:
         # Text came: an answer that must begin with its calls has none.
         self._is_plain = False
         self._found = _Found([], [])
+        self._written_ids: set[str] = set()
 
     def feed(self, text: str) -> tuple[str, list[CallDelta]]:
         """Take new text; returns what of it is text, and what belongs to calls."""
@@ -164,7 +165,7 @@ class CallParser:
         name, mark, rest = self._buffer.partition(self._syntax.name_end)
         if not mark:
             return self._give_up() if len(self._buffer) > MAX_HEAD_CHARS else False
-        self._begin_call(name.partition(CALL_ID)[0].strip())
+        self._begin_named(name.partition(CALL_ID)[0].strip())
         self._buffer = rest
         return self._go_to(_Place.ARGUMENTS)
 
@@ -214,8 +215,19 @@ class CallParser:
         self._buffer = "" if end is None else self._buffer[end:]
         return False if end is None else self._go_to(_Place.BETWEEN)
 
-    def _begin_call(self, name: str) -> None:
-        call_id = self._new_id(self.num_calls)
+    def _begin_named(self, written: str) -> None:
+        """Begin a call of which the model has written the name, or the id with the name in it."""
+        begin = self._syntax.id_begin
+        name, colon, number = written.removeprefix(begin).rpartition(":")
+        if begin and colon and number.isdecimal():
+            self._begin_call(name, written)
+        else:
+            self._begin_call(written)
+
+    def _begin_call(self, name: str, call_id: str = "") -> None:
+        if not call_id or call_id in self._written_ids:
+            call_id = self._new_id(self.num_calls)
+        self._written_ids.add(call_id)
         self._found.calls.append(CallDelta(self.num_calls, "", call_id, name))
         self.num_calls += 1
         self._marks = ""

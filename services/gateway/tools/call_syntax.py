@@ -11,6 +11,7 @@ name and arguments, or a name, a mark and the arguments, or each argument stands
     deepseek        marks with "tool▁call" around: function, f, ```json {...} ```  DeepSeek V3, R1
     deepseek_v31    the same marks around: f, {...}                              DeepSeek V3.1
     harmony         <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}  GPT-OSS
+    kimi_k2         <|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}  Kimi K2
     qwen3_coder     <tool_call><function=f><parameter=a>1</parameter></function></tool_call>
     glm45           <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>
     generic         as hermes; a system message tells the model so, for templates without tools
@@ -62,6 +63,9 @@ class CallSyntax:
     # Between name and arguments; empty: a call is a JSON object. Before it a model writes more.
     name_end: str = ""
     after_name: str = ""
+    # Set: the model writes the id of a call in place of its name, this text, the name, a colon, and
+    # the number of the call in its conversation.
+    id_begin: str = ""
     end: str = ""
     separator: str = ""
     closing: str = ""
@@ -123,6 +127,15 @@ SYNTAXES = {
             name_end=_SEPARATOR,
             end=_END,
             closing=_ENDS,
+        ),
+        CallSyntax(
+            "kimi_k2",
+            opening="<|tool_calls_section_begin|>",
+            begin="<|tool_call_begin|>",
+            name_end="<|tool_call_argument_begin|>",
+            id_begin="functions.",
+            end="<|tool_call_end|>",
+            closing="<|tool_calls_section_end|>",
         ),
         CallSyntax(
             "qwen3_coder",

@@ -24,6 +24,7 @@ TEMPLATES = Path(__file__).parent / "templates"
         ("{{ tools }}<｜tool▁call▁begin｜>", "deepseek_v31"),
         ("{{ tools }}<|channel|><|message|>", "harmony"),
         ("{{ tools }}<tool_call><arg_key>", "glm45"),
+        ("{{ tools }}<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2"),
         ("{{ tools }}<call>", UNKNOWN),
     ],
 )

@@ -174,3 +174,24 @@ def test_arguments_between_tags_become_json() -> None:
         assert choice["finish_reason"] == "tool_calls"
 
     simulate(scenario, prepare=prepare)
+
+
+def test_a_model_that_writes_calls_by_their_ids_is_shown_earlier_ones_so() -> None:
+    def prepare(fleet: Fleet) -> None:
+        fleet.tokenizer.data = artifact(tool_syntax="kimi_k2")
+
+    def called(call_id: str) -> dict[str, Any]:
+        return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    async def scenario(fleet: Fleet) -> None:
+        turns = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "tool_calls": [called("call_a"), called("call_b")]},
+            {"role": "tool", "tool_call_id": "call_b", "content": "2"},
+        ]
+        await fleet.chat(tools=TOOLS, messages=turns)
+        _, answer, result = json.loads(fleet.tokenizer.encoded[0].chat.messages_json)
+        assert [call["id"] for call in answer["tool_calls"]] == ["functions.f:0", "functions.f:1"]
+        assert result["tool_call_id"] == "functions.f:1"
+
+    simulate(scenario, prepare=prepare)

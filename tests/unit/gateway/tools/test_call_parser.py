@@ -51,6 +51,29 @@ def test_calls_are_read_in_pieces_of_any_size(name: str, size: int) -> None:
         assert read(name, pieces) == ("", expected)
 
 
+_KIMI_BEGIN, _KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+
+
+def kimi_call(written: str) -> str:
+    mark = "<|tool_call_argument_begin|>"
+    return f"<|tool_call_begin|>{written}{mark}{ARGUMENTS}<|tool_call_end|>"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_call_that_is_written_by_its_id_has_that_id(size: int) -> None:
+    calls = [kimi_call(f" {each} ") for each in ("functions.f:0", "functions.a.b:1", "g")]
+    written = f"I look.{_KIMI_BEGIN}{''.join(calls)}{_KIMI_END}"
+    expected = [("functions.f:0", "f"), ("functions.a.b:1", "a.b"), ("call_2", "g")]
+    pieces = [written[at : at + size] for at in range(0, len(written), size)]
+    assert read("kimi_k2", pieces) == ("I look.", [(*each, ARGUMENTS) for each in expected])
+
+
+def test_an_id_that_is_written_twice_is_that_of_the_first_call() -> None:
+    written = f"{_KIMI_BEGIN}{kimi_call('functions.f:0') * 2}{_KIMI_END}"
+    ids = [call_id for call_id, _, _ in read("kimi_k2", [written])[1]]
+    assert ids == ["functions.f:0", "call_1"]
+
+
 @pytest.mark.parametrize("size", [1, 5, 1000])
 @pytest.mark.parametrize("name", [name for name in ONE if SYNTAXES[name].trigger])
 def test_text_before_calls_is_text(name: str, size: int) -> None:
