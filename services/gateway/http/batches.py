@@ -27,10 +27,12 @@ from services.gateway.tenants.auth import LastingKey
 OwnerOf = Callable[[Request], Awaitable[LastingKey]]
 MAX_BODY_BYTES = 64 * 1024
 _PATH = "/v1/batches"
-_WINDOW = "24h"
+WINDOW = "24h"
 
 
-class _NewBatch(msgspec.Struct):
+class NewBatch(msgspec.Struct):
+    """The fields of a request for a batch."""
+
     input_file_id: str
     endpoint: str
     completion_window: str
@@ -68,7 +70,7 @@ class BatchesApi:
         tenant = (await self._principal_of(request)).tenant
         await self._store.check(tenant)
         body = RequestBody(Headers(request.scope["headers"]), request.receive, MAX_BODY_BYTES)
-        fields = to_struct(decode_object(await body.read(lambda num_bytes: None)), _NewBatch, {})
+        fields = to_struct(decode_object(await body.read(lambda num_bytes: None)), NewBatch, {})
         _check(fields)
         num_bytes = await self._num_input_bytes(tenant, fields.input_file_id)
         now = int(self._clock.unix())
@@ -126,11 +128,11 @@ class BatchesApi:
         return BatchKey(principal.tenant, request.path_params["id"])
 
 
-def _check(fields: _NewBatch) -> None:
+def _check(fields: NewBatch) -> None:
     if fields.endpoint not in BATCH_ENDPOINTS:
         allowed = ", ".join(BATCH_ENDPOINTS)
         message = f"endpoint: got {quoted(fields.endpoint)}; expected one of {allowed}"
         raise InvalidRequest(message, param="endpoint")
-    if fields.completion_window != _WINDOW:
-        message = f"completion_window: got {quoted(fields.completion_window)}; expected {_WINDOW}"
+    if fields.completion_window != WINDOW:
+        message = f"completion_window: got {quoted(fields.completion_window)}; expected {WINDOW}"
         raise InvalidRequest(message, param="completion_window")

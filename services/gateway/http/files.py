@@ -30,7 +30,7 @@ MAX_UPLOADS = 8
 PIECE_BYTES = 128 * 1024
 _MAX_FIELD_BYTES = 1024
 _MAX_NAME_CHARS = 255
-_JSON_LINES = "application/jsonl"
+JSON_LINES = "application/jsonl"
 _PATH = "/v1/files"
 
 
@@ -161,7 +161,7 @@ class FilesApi:
         file = msgspec.json.decode(await self._store.file(tenant, name))
         headers = request.scope[OWN_HEADERS_KEY]
         pieces = self._pieces(tenant, name, file["bytes"])
-        return StreamingResponse(pieces, headers=headers, media_type=_JSON_LINES)
+        return StreamingResponse(pieces, headers=headers, media_type=JSON_LINES)
 
     async def _pieces(self, tenant: str, name: str, num_bytes: int) -> AsyncIterator[bytes]:
         for begin in range(0, num_bytes, PIECE_BYTES):

@@ -15,7 +15,7 @@ from services.gateway.openapi.answers import Error, MessageError
 from services.gateway.openapi.operations import OPERATIONS, STORE_OPERATIONS, Operation
 from services.gateway.openapi.schemas import reference_to, schemas_of
 
-_JSON, _EVENTS = http_request.JSON, "text/event-stream"
+_JSON, _EVENTS, _FORM = http_request.JSON, "text/event-stream", "multipart/form-data"
 _NUMBER = {"type": "number", "minimum": 0}
 _HEADERS: dict[str, Any] = {
     http_request.TOTAL_HEADER: _NUMBER,
@@ -28,6 +28,7 @@ _QUERY: dict[str, Any] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT},
     "order": {"enum": ["asc", "desc"]},
     "after": {"type": "string"},
+    "purpose": {"type": "string"},
     "stream": {"type": "boolean"},
     "starting_after": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
 }
@@ -64,7 +65,9 @@ def document(*, has_store: bool) -> bytes:
 
 
 def _operation(each: Operation) -> dict[str, Any]:
-    content: dict[str, Any] = {_JSON: {"schema": reference_to(each.answer)}}
+    # Bytes have no schema.
+    shape = {} if each.answer is bytes else {"schema": reference_to(each.answer)}
+    content: dict[str, Any] = {each.media_type: shape}
     if each.streams:
         # Without a schema: readers differ on whether one is of the body or of each event.
         content[_EVENTS] = {}
@@ -82,7 +85,7 @@ def _operation(each: Operation) -> dict[str, Any]:
         "responses": answers,
     }
     if each.body is not None:
-        body = {_JSON: {"schema": reference_to(each.body)}}
+        body = {_FORM if each.is_form else _JSON: {"schema": reference_to(each.body)}}
         is_required = any(field.required for field in msgspec.structs.fields(each.body))
         described["requestBody"] = {"required": is_required, "content": body}
     return described | ({"security": _NO_KEY} if each.is_open else {})

@@ -6,25 +6,28 @@ import msgspec
 
 from services.gateway.anthropic import messages
 from services.gateway.endpoints import ENDPOINTS
-from services.gateway.http import conversations
+from services.gateway.http import batches, conversations
+from services.gateway.http.files import JSON_LINES
+from services.gateway.http.request import JSON
 from services.gateway.openai import chat, completions
 from services.gateway.openai import responses as response_requests
 from services.gateway.openai.decoding import Unsupported
 from services.gateway.openai.errors import OPENAI, Dialect
 from services.gateway.openai.vllm import tokenize
-from services.gateway.openapi import answers, vector_answers
+from services.gateway.openapi import answers, batch_answers, vector_answers
 from services.gateway.vectors import embeddings, rerank
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A method of a path. `unsupported`: fields that are taken with a value that asks for nothing.
-    `statuses`: those of its answer. There is a field for each thing that a reader may see."""
+    `statuses`: those of its answer. `answer`: bytes for a file's. There is a field for each thing
+    that a reader may see."""
 
     method: str
     path: str
     summary: str
-    answer: type[msgspec.Struct]
+    answer: type[msgspec.Struct] | type[bytes]
     body: type[msgspec.Struct] | None = None
     unsupported: Unsupported | None = None
     query: tuple[str, ...] = ()
@@ -36,6 +39,16 @@ class Operation:
     def takes_headers(self) -> bool:
         """True where the headers of generating requests are read."""
         return self.path in ENDPOINTS
+
+    @property
+    def media_type(self) -> str:
+        """Of its answer."""
+        return JSON_LINES if self.answer is bytes else JSON
+
+    @property
+    def is_form(self) -> bool:
+        """True where the body is a form with a file."""
+        return self.body is batch_answers.FileForm
 
     @property
     def dialect(self) -> Dialect:
@@ -108,6 +121,7 @@ OPERATIONS = (
     ),
 )  # fmt: skip
 _RESPONSE, _CONVERSATION = "/v1/responses/{id}", "/v1/conversations/{id}"
+_FILE, _BATCH = "/v1/files/{id}", "/v1/batches/{id}"
 _LISTED = ("limit", "order", "after")
 # Where a store keeps responses.
 STORE_OPERATIONS = (
@@ -142,4 +156,21 @@ STORE_OPERATIONS = (
     Operation(
         "delete", f"{_CONVERSATION}/items/{{item_id}}", "Delete an item", answers.Conversation
     ),
+    Operation(
+        "post", "/v1/files", "Upload a file for a batch", batch_answers.File,
+        batch_answers.FileForm,
+    ),
+    Operation(
+        "get", "/v1/files", "List the files", batch_answers.FileList, query=("purpose", *_LISTED)
+    ),
+    Operation("get", _FILE, "Tell of one file", batch_answers.File),
+    Operation("delete", _FILE, "Forget a file", answers.Deleted),
+    Operation("get", f"{_FILE}/content", "Read a file", bytes),
+    Operation(
+        "post", "/v1/batches", "Have the requests of a file answered", batch_answers.Batch,
+        batches.NewBatch,
+    ),
+    Operation("get", "/v1/batches", "List the batches", batch_answers.BatchList, query=_LISTED),
+    Operation("get", _BATCH, "Tell of one batch", batch_answers.Batch),
+    Operation("post", f"{_BATCH}/cancel", "Cancel a batch", batch_answers.Batch),
 )  # fmt: skip

@@ -12,6 +12,8 @@ import msgspec
 from services.gateway.anthropic.conversation import Message
 from services.gateway.anthropic.message_tools import MessageTool
 from services.gateway.anthropic.messages import MessageFields
+from services.gateway.batches.lines import BATCH_ENDPOINTS
+from services.gateway.http.batches import WINDOW, NewBatch
 from services.gateway.http.conversations import MAX_ITEMS, NewConversation, NewItems
 from services.gateway.openai import limits
 from services.gateway.openai.chat import ROLES, ChatFields, ChatMessage
@@ -22,6 +24,7 @@ from services.gateway.openai.responses import PART_KINDS, ResponseFields
 from services.gateway.openai.tool_fields import MAX_TOOLS
 from services.gateway.openai.vllm.tokenize import TokenizeFields
 from services.gateway.openapi.answers import Error, MessageError
+from services.gateway.openapi.batch_answers import FileForm
 from services.gateway.openapi.operations import Operation
 from services.gateway.vectors.embeddings import EmbeddingFields
 
@@ -33,6 +36,15 @@ _ITEMS: dict[str, type[msgspec.Struct]] = {
     "function_call_output": ResultItem,
     "reasoning": ReasoningItem,
 }
+_ITEM_REFERENCE: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "item_reference"},
+        "id": {"type": "string", "maxLength": 512},
+    },
+    "required": ["type", "id"],
+    "additionalProperties": False,
+}
 # Parts of bodies that are read with the same rules as bodies.
 _READ_ALONE: list[type[msgspec.Struct]] = [ChatMessage, Message, MessageTool, *_ITEMS.values()]
 
@@ -41,7 +53,8 @@ def schemas_of(operations: Iterable[Operation]) -> dict[str, Schema]:
     """All schemas by name."""
     operations = list(operations)
     bodies = {each.body: each.unsupported for each in operations if each.body is not None}
-    structs = dict.fromkeys([*bodies, *(each.answer for each in operations)])
+    answers = [each.answer for each in operations if each.answer is not bytes]
+    structs = dict.fromkeys([*bodies, *answers])
     _, schemas = msgspec.json.schema_components(
         [*structs, *_READ_ALONE, Error, MessageError], ref_template=_REFERENCE
     )
@@ -50,6 +63,9 @@ def schemas_of(operations: Iterable[Operation]) -> dict[str, Schema]:
     for (owner, field), shape in _shapes().items():
         if owner.__name__ in schemas:
             schemas[owner.__name__]["properties"][field] = shape
+    if FileForm.__name__ in schemas:
+        # A field of a form is never null.
+        schemas[FileForm.__name__]["additionalProperties"] = False
     for part in _READ_ALONE:
         schemas[part.__name__]["additionalProperties"] = _NULL
     for kind, item in _ITEMS.items():
@@ -59,7 +75,7 @@ def schemas_of(operations: Iterable[Operation]) -> dict[str, Schema]:
     return schemas
 
 
-def reference_to(struct: type[msgspec.Struct]) -> Schema:
+def reference_to(struct: type[Any]) -> Schema:
     """The schema of a struct, by its name."""
     return {"$ref": _REFERENCE.format(name=struct.__name__)}
 
@@ -81,6 +97,7 @@ def _shapes() -> dict[tuple[type[msgspec.Struct], str], Schema]:
     messages = _list_of(reference_to(ChatMessage))
     item = {"anyOf": [_message_item(), *(reference_to(each) for each in _ITEMS.values())]}
     items = {"type": "array", "items": item, "maxItems": MAX_ITEMS}
+    given = {"anyOf": [*item["anyOf"], _ITEM_REFERENCE]}
     return {
         (ChatMessage, "content"): _or_null(_text_of(("text",))),
         (ResultItem, "output"): _text_of(PART_KINDS),
@@ -94,9 +111,16 @@ def _shapes() -> dict[tuple[type[msgspec.Struct], str], Schema]:
         (EmbeddingFields, "input"): {
             "anyOf": [text, tokens, prompts | {"maxItems": limits.MAX_INPUTS}]
         },
-        (ResponseFields, "input"): {"anyOf": [text, _list_of(item)]},
+        (ResponseFields, "input"): {"anyOf": [text, _list_of(given)]},
         (NewConversation, "items"): _or_null(items),
         (NewItems, "items"): items,
+        (NewBatch, "endpoint"): {"enum": list(BATCH_ENDPOINTS)},
+        (NewBatch, "completion_window"): {"const": WINDOW},
+        (FileForm, "file"): {
+            "type": "string",
+            "contentMediaType": "application/octet-stream",
+            "minLength": 1,
+        },
     }
 
 

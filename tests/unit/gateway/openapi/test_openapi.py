@@ -9,14 +9,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from baton.wire.failures import REASONS
-from services.gateway.endpoints import ENDPOINTS
-from services.gateway.http.conversations import ConversationsApi
-from services.gateway.http.stored_responses import ResponsesApi
+from services.gateway.openapi.routes import PATHS
+from tests.unit.gateway.batches.batch_client import BatchClient, line, with_batches
 from tests.unit.gateway.hostile.bodies import EXAMPLES
 from tests.unit.gateway.hostile.described import described, faults, is_described, operation_of
 from tests.unit.gateway.stored.clients import Caller, with_store
 
-NEVER: Any = None
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -45,14 +43,18 @@ def test_the_description_is_served_without_a_key_and_built_once() -> None:
 
 
 def test_every_path_and_method_is_described() -> None:
-    described_paths = {
-        (path, method) for path, each in described()["paths"].items() for method in each
-    }
-    assert {(path, "post") for path in ENDPOINTS} <= described_paths
-    stored = ResponsesApi(NEVER, NEVER).routes()
-    for route in [*stored, *ConversationsApi(NEVER, NEVER, NEVER, NEVER).routes()]:
-        for method in (route.methods or set()) - {"HEAD"}:
-            assert (route.path, method.lower()) in described_paths
+    async def scenario(caller: Caller) -> None:
+        served = {
+            (route.path, method.lower())
+            for route in caller.app._rest.routes
+            for method in route.methods - {"HEAD"}
+            if route.path not in PATHS
+        }
+        told = {(path, method) for path, each in described()["paths"].items() for method in each}
+        # A parameter that may have slashes is one like others in OpenAPI.
+        assert told == {(path.replace(":path}", "}"), method) for path, method in served}
+
+    with_store(scenario)
 
 
 def test_every_described_path_is_there() -> None:
@@ -158,3 +160,34 @@ def test_what_is_fetched_has_the_fields_that_are_described() -> None:
             assert is_described(answer.body, operation_of(method.lower(), path).answer), path
 
     with_store(scenario)
+
+
+def test_files_and_batches_have_the_fields_that_are_described() -> None:
+    async def scenario(client: BatchClient) -> None:
+        batch = await client.create([line()])
+        await client.ended(batch)
+        failed = await client.create(["{"])
+        await client.ended(failed)
+        call, file = client.caller.call, batch["input_file_id"]
+        for method, path, name in (
+            ("GET", "/v1/files", ""),
+            ("GET", "/v1/files/{id}", file),
+            ("GET", "/v1/batches", ""),
+            ("GET", "/v1/batches/{id}", batch["id"]),
+            ("GET", "/v1/batches/{id}", failed["id"]),
+            ("POST", "/v1/batches/{id}/cancel", batch["id"]),
+            ("DELETE", "/v1/files/{id}", file),
+        ):
+            answer = await call(method, path.replace("{id}", name))
+            assert is_described(answer.body, operation_of(method.lower(), path).answer), answer.body
+        uploaded = await client.upload("x")
+        assert is_described(uploaded.body, operation_of("post", "/v1/files").answer)
+
+    with_batches(scenario)
+
+
+def test_the_input_of_a_response_may_name_an_item() -> None:
+    item = {"type": "item_reference", "id": "msg_1"}
+    body = {"model": "m", "input": [item]}
+    assert not faults("/v1/responses", json.dumps(body).encode())
+    assert faults("/v1/responses", json.dumps({**body, "input": [item | {"text": "a"}]}).encode())
