@@ -1,7 +1,7 @@
-"""Renews the tables that end docs/telemetry.md (metrics) and docs/configuration.md (settings), and
-the settings in the chart's schema.
+"""Renews the tables that end docs/telemetry.md (metrics), docs/configuration.md (settings) and
+docs/api.md (caps), and the settings in the chart's schema.
 
-Both are made from the code, never typed: `python -m tools.reference_tables`.
+All are made from the code, never typed: `python -m tools.reference_tables`.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from services.router import instruments as router_instruments
 from services.router import settings as router_settings
 from services.tokenizer import instruments as tokenizer_instruments
 from services.tokenizer import settings as tokenizer_settings
-from tools import chart_settings
+from tools import api_caps, chart_settings
 
 ROOT = Path(__file__).parents[1]
 INSTRUMENTS = (
@@ -103,7 +103,11 @@ def renewed(page: str) -> str:
     return kept + "\n" + "\n".join(table).lstrip("\n") + "\n"
 
 
-PAGES = {"docs/telemetry.md": metrics, "docs/configuration.md": settings}
+PAGES = {
+    "docs/telemetry.md": metrics,
+    "docs/configuration.md": settings,
+    "docs/api.md": api_caps.caps,
+}
 
 if __name__ == "__main__":
     for page in PAGES:
