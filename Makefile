@@ -16,7 +16,7 @@ ARGS ?=
 export BATON_PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-long test-oldest test-clients chaos test-cluster bench bench-router bench-gateway bench-peers test-engines loadtest images check fmt protos clean
+.PHONY: help setup up down status test test-long fuzz test-oldest test-clients chaos test-cluster bench bench-router bench-gateway bench-peers test-engines loadtest images check fmt protos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ test-engines: $(KERNELS) ## what every engine keeps to a worker: Baton's own, an
 test-long: $(KERNELS) $(DEPLOY) ## the same with the large counts
 	@tools/test_programs.sh
 	@BATON_TEST_LONG=1 $(RUN) tools/run_tests.py
+
+fuzz: $(INSTALLED) ## the part of test-long that sends hostile and described requests, with their counts
+	@BATON_TEST_LONG=1 $(RUN) -m pytest tests/simulation/hostile -n auto --dist worksteal $(ARGS)
 
 # Without the tokenizer's oracle: chat templates are rendered as the newest transformers does. One
 # architecture of the old release is still TorchScript, which the newest torch says is deprecated.

@@ -6,6 +6,7 @@ long an example of Hypothesis takes says more about the machine than about what 
 
 import gc
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,14 @@ def pytest_runtestloop() -> None:
     the unit tests, and 0.4 s with torch and transformers."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The sums of what tests counted (`record_property`), whichever process ran them."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    sums: Counter[str] = Counter()
+    for report in reports:
+        if getattr(report, "when", "") == "call":
+            sums.update(dict(report.user_properties))
+    for name, number in sums.items():
+        terminalreporter.write_line(f"{name}: {number:,}")

@@ -4,14 +4,14 @@ answered with a status, a content type and a body that the document describes.
 With BATON_TEST_LONG there are 10,000 requests.
 """
 
-import os
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import requests
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -19,10 +19,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.simulation.hostile.long_counts import examples, in_parts
 from tests.unit.gateway.hostile.described import described
 from tests.unit.gateway.stored.clients import Answered, Caller, with_store
 
-NUM_EXAMPLES = 240 if os.environ.get("BATON_TEST_LONG") else 2
+NUM_EXAMPLES = 240
 CHECKS: list[Any] = [
     status_code_conformance,
     content_type_conformance,
@@ -55,10 +56,15 @@ def send(sent: requests.PreparedRequest) -> Answered:
     return with_store(scenario)
 
 
+@in_parts
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("label", [each for each in OPERATIONS if each not in WITHOUT_INPUT])
-def test_what_is_answered_is_described(label: str, mode: GenerationMode) -> None:
-    @settings(max_examples=NUM_EXAMPLES, suppress_health_check=list(HealthCheck))
+def test_what_is_answered_is_described(
+    label: str, mode: GenerationMode, record_property: Callable[[str, object], None]
+) -> None:
+    num_sent = 0
+
+    @examples(NUM_EXAMPLES, 2)
     @given(OPERATIONS[label].as_strategy(generation_mode=mode))
     def check(case: Any) -> None:
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict) and "model" in case.body:
@@ -72,5 +78,8 @@ def test_what_is_answered_is_described(label: str, mode: GenerationMode) -> None
             answered.status, headers, answered.body, sent, elapsed=0.01, verify=False
         )
         case.validate_response(response, checks=CHECKS)
+        nonlocal num_sent
+        num_sent += 1
 
     check()
+    record_property("described requests", num_sent)

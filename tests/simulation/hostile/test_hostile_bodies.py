@@ -6,18 +6,20 @@ With BATON_TEST_LONG there are 200,000 bodies.
 
 import asyncio
 import json
-import os
+from collections.abc import Callable
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.openapi.answers import Error, MessageError
+from tests.simulation.hostile.long_counts import examples, in_parts, parts
 from tests.unit.gateway.hostile.bodies import bodies
 from tests.unit.gateway.hostile.described import faults, is_described, operation_of
 from tests.unit.gateway.stored.clients import Answered, Caller, with_store
 
 BATCH = 20
-NUM_EXAMPLES = 10_000 if os.environ.get("BATON_TEST_LONG") else 4
+NUM_PARTS, NUM_EXAMPLES = 50, 200
 MAX_MESSAGE_CHARS = 500
 MAX_PARAM_CHARS = 200
 
@@ -36,14 +38,26 @@ def check(path: str, body: bytes, answer: Answered) -> None:
     assert len(error.get("param") or "") <= MAX_PARAM_CHARS
 
 
-@settings(max_examples=NUM_EXAMPLES)
-@given(st.lists(bodies(), min_size=BATCH, max_size=BATCH))
-def test_every_body_is_answered_or_refused(batch: list[tuple[str, bytes]]) -> None:
-    async def scenario(caller: Caller) -> None:
-        caller.fleet.worker.texts = ["Hi", "ab"]
-        for path, body in batch:
-            check(path, body, await caller.send("POST", path, body))
-        await asyncio.sleep(5)
-        assert (await caller.create("still there?")).status == 200
+@in_parts
+@pytest.mark.parametrize("part", parts(NUM_PARTS))
+def test_every_body_is_answered_or_refused(
+    part: int, record_property: Callable[[str, object], None]
+) -> None:
+    num_sent = 0
 
-    with_store(scenario)
+    @examples(NUM_EXAMPLES, 4)
+    @given(st.lists(bodies(), min_size=BATCH, max_size=BATCH))
+    def send(batch: list[tuple[str, bytes]]) -> None:
+        async def scenario(caller: Caller) -> None:
+            caller.fleet.worker.texts = ["Hi", "ab"]
+            for path, body in batch:
+                check(path, body, await caller.send("POST", path, body))
+            await asyncio.sleep(5)
+            assert (await caller.create("still there?")).status == 200
+
+        nonlocal num_sent
+        with_store(scenario)
+        num_sent += len(batch)
+
+    send()
+    record_property("hostile bodies", num_sent)

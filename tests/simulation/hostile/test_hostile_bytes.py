@@ -3,18 +3,21 @@
 With BATON_TEST_LONG there are 100,000 connections.
 """
 
-import os
+import asyncio
 import re
+from collections.abc import Callable
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.simulation.hostile.long_counts import examples, in_parts, parts
 from tests.unit.gateway.fakes import KEY
 from tests.unit.gateway.hostile.connections import CHAT, exchange, packets
 from tests.unit.gateway.stored.clients import Caller, with_store
 
 BATCH = 20
-NUM_EXAMPLES = 5_000 if os.environ.get("BATON_TEST_LONG") else 4
+NUM_PARTS, NUM_EXAMPLES = 25, 200
 # Longer than a head or a body may take to come.
 SECONDS = 25.0
 STATUS = re.compile(rb"^HTTP/1\.1 (\d{3}) ", re.M)
@@ -24,17 +27,30 @@ GOOD = (
 GOOD += b"content-length: %d\r\n\r\n%b" % (len(CHAT), CHAT)
 
 
-@settings(max_examples=NUM_EXAMPLES)
-@given(st.lists(packets(), min_size=BATCH, max_size=BATCH))
-def test_every_connection_is_answered_or_refused(batch: list[list[bytes]]) -> None:
-    async def scenario(caller: Caller) -> None:
-        caller.fleet.worker.texts = ["Hi"]
-        for sent in batch:
-            answered = await exchange(caller.app, sent, SECONDS)
-            assert not answered or answered.startswith(b"HTTP/1.1 "), answered
-            statuses = [int(status) for status in STATUS.findall(answered)]
-            assert all(status < 500 or status == 504 for status in statuses), answered
-        assert STATUS.findall(await exchange(caller.app, [GOOD], 1.0)) == [b"200"]
-        assert caller.app.num_open == 0
+@in_parts
+@pytest.mark.parametrize("part", parts(NUM_PARTS))
+def test_every_connection_is_answered_or_refused(
+    part: int, record_property: Callable[[str, object], None]
+) -> None:
+    num_sent = 0
 
-    with_store(scenario)
+    @examples(NUM_EXAMPLES, 4)
+    @given(st.lists(packets(), min_size=BATCH, max_size=BATCH))
+    def send(batch: list[list[bytes]]) -> None:
+        async def scenario(caller: Caller) -> None:
+            caller.fleet.worker.texts = ["Hi"]
+            # At once: they wait for the same seconds.
+            exchanges = [exchange(caller.app, sent, SECONDS) for sent in batch]
+            for answered in await asyncio.gather(*exchanges):
+                assert not answered or answered.startswith(b"HTTP/1.1 "), answered
+                statuses = [int(status) for status in STATUS.findall(answered)]
+                assert all(status < 500 or status == 504 for status in statuses), answered
+            assert STATUS.findall(await exchange(caller.app, [GOOD], 1.0)) == [b"200"]
+            assert caller.app.num_open == 0
+
+        nonlocal num_sent
+        with_store(scenario)
+        num_sent += len(batch)
+
+    send()
+    record_property("hostile connections", num_sent)
