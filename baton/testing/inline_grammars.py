@@ -10,6 +10,7 @@ import msgspec
 from baton.engine.grammar.check_child import check
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.state import GrammarState
+from baton.engine.grammar.states import GrammarStates
 from baton.engine.grammar.translate import GrammarRefused
 from baton.engine.protocol.messages import EngineInfo, Grammar
 from baton.engine.step.grammars import Grammars
@@ -73,7 +74,9 @@ class InlineGrammars(Grammars):
         self.compiling = InlineExecutor()
         self.working = InlineWorker()
         compiler = GrammarCompiler(tokenizer_file, runner.vocab_size, runner.eos_token_ids)
-        super().__init__(compiler, self.compiling, self.working, cpu_clock=lambda: 0.0)
+        super().__init__(
+            GrammarStates(compiler, self.compiling, self.working, cpu_clock=lambda: 0.0)
+        )
 
 
 class InlineGate(GrammarGate):

@@ -25,6 +25,7 @@ import torch
 
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.mask_thread import MaskThread
+from baton.engine.grammar.states import GrammarStates
 from baton.engine.process.core import CoreLink, serve
 from baton.engine.protocol.runner import Runner
 from baton.engine.step.engine import Engine, EngineConfig
@@ -129,7 +130,7 @@ def _make_grammars(loaded: LoadedModel) -> Grammars | None:
         return None
     compiler = GrammarCompiler(tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
     compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar-compile")
-    return Grammars(compiler, compiling, MaskThread())
+    return Grammars(GrammarStates(compiler, compiling, MaskThread()))
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:

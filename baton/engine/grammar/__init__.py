@@ -3,7 +3,7 @@
 A grammar goes through two processes. The front has a killable child compile it under limits of
 time and memory (`check_child.py`, driven by `baton.worker.grammar_gate`); the library cannot move a
 compiled grammar between processes, so the core compiles what has passed once more, in a thread of
-its own, and keeps it (`engine/step/grammars.py`). Only that sequence waits meanwhile.
+its own, and keeps it (`states.py`). Only that sequence waits meanwhile.
 
 Which tokens may come next is worked out in threads as well (`mask_thread.py`), from the moment a
 token is known until the next step's logits are there. A sequence whose mask is late sits out that

@@ -104,7 +104,7 @@ class Engine:
     def warm_up(self) -> None:
         """Begin, once the front knows the engine, what a first request would have to wait for."""
         if self._state.grammars is not None:
-            self._state.grammars.warm_up()
+            self._state.grammars.states.warm_up()
 
     def step(self, commands: SequenceOf[Command]) -> StepEvents | None:
         """One whole step: schedule, run, commit. None when nothing happened."""
@@ -202,6 +202,6 @@ def _describe(config: EngineConfig, runner: Runner, grammars: Grammars | None) -
         max_num_seqs=config.max_num_seqs,
         vocab_size=runner.vocab_size,
         eos_token_ids=list(runner.eos_token_ids),
-        tokenizer_file=None if grammars is None else str(grammars.tokenizer_file),
+        tokenizer_file=None if grammars is None else str(grammars.states.compiler.tokenizer_file),
         pooling=runner.pooling if isinstance(runner, PoolingRunner) else None,
     )

@@ -1,73 +1,40 @@
-"""The grammars of an engine's sequences: compile, hand out, follow, and the masks of each step.
+"""The grammars of an engine's sequences, and the masks of each step.
 
 A step begins with `settle`: sequences with a grammar that has become ready go on, and those with
 one that failed are returned. `masks` makes the batch's TokenMasks; `follow` comes after each new
 token. All of it runs in the engine's thread and waits for nothing.
 """
 
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
 
-from baton.engine.grammar.compiler import GrammarCompiler
-from baton.engine.grammar.mask_thread import StateWorker
-from baton.engine.grammar.state import GrammarState
+from baton.engine.grammar.states import GrammarStates
 from baton.engine.protocol.messages import Grammar
 from baton.engine.sequence.sequence import Sequence, SequenceState
 from baton.engine.step.step_masks import Limited, StepMasks
 from baton.engine.step.step_plan import ScheduledSequence
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
-# Compiled grammars that are kept for later requests, each of some 12 MB at the most.
-MAX_CACHED = 32
-# How soon to look again for a grammar that is not ready, when there is nothing else to do.
-POLL_S = 0.002
 _GOING_ON = (SequenceState.RUNNING, SequenceState.WAITING)
 
 
 class Grammars:
-    """The grammars of one engine. `compiling` runs one job at a time, `worker` those of states."""
+    """The grammars of one engine."""
 
-    def __init__(
-        self,
-        compiler: GrammarCompiler,
-        compiling: Executor,
-        worker: StateWorker,
-        cpu_clock: Callable[[], float] = time.thread_time,
-    ) -> None:
-        self.tokenizer_file = compiler.tokenizer_file
-        self._compiler = compiler
-        self._compiling = compiling
-        self._worker = worker
-        self._cpu_clock = cpu_clock
-        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+    def __init__(self, states: GrammarStates) -> None:
+        self.states = states
         # Sequences that cannot go on before their grammar is ready.
         self._awaiting: list[Sequence] = []
-        self._rows = np.empty((0, compiler.num_words), np.int32)
+        self._rows = np.empty((0, states.compiler.num_words), np.int32)
 
     @property
     def is_awaited(self) -> bool:
         """A sequence may become able to go on without a command."""
         return bool(self._awaiting)
 
-    def warm_up(self) -> None:
-        """Read the tokenizer now: the library keeps the GIL meanwhile, later there are steps."""
-        self._compiling.submit(self._compiler.load)
-
     def open(self, seq: Sequence) -> None:
         """Take a new sequence that has a grammar: it is parked until that is compiled."""
-        state = seq.grammar = GrammarState(self._compiler.num_words, self._cpu_clock)
-        tokens = self._new_tokens(seq, state)
-        compiled = self._compile(_grammar_of(seq))
-        compiled.add_done_callback(
-            lambda ended: self._worker.submit(state, lambda: state.begin(ended, tokens))
-        )
+        seq.grammar = self.states.open(_grammar_of(seq), _tokens_behind(seq, 0))
         self._await(seq)
 
     def settle(self) -> list[tuple[Sequence, str]]:
@@ -86,8 +53,7 @@ class Grammars:
                 continue
             state.work.result()
             if state.fault is not None:
-                # It may be the automaton that all states of one grammar share.
-                self._compiled.pop(_grammar_of(seq), None)
+                self.states.forget(_grammar_of(seq))
                 failed.append((seq, state.fault))
             else:
                 self.follow(seq)
@@ -100,10 +66,9 @@ class Grammars:
             return
         if seq.state not in _GOING_ON:
             return
-        tokens = self._new_tokens(seq, state)
+        tokens = _tokens_behind(seq, state.num_tokens)
         if tokens:
-            state.work = Future()
-            self._worker.submit(state, lambda: state.advance(tokens))
+            self.states.advance(state, tokens)
 
     def masks(self, sequences: Iterable[ScheduledSequence]) -> StepMasks | None:
         """The masks of a step's sampled rows; sets `mask_row` of those that a grammar limits."""
@@ -124,8 +89,8 @@ class Grammars:
         if not limited:
             return None
         if num_rows > len(self._rows):
-            self._rows = np.empty((2 * num_rows, self._compiler.num_words), np.int32)
-        return StepMasks(limited, self._rows[:num_rows], self._worker)
+            self._rows = np.empty((2 * num_rows, self.states.compiler.num_words), np.int32)
+        return StepMasks(limited, self._rows[:num_rows], self.states.worker)
 
     def holds_back(self, scheduled: ScheduledSequence) -> bool:
         """After a step: the tokens that it sampled must not be used, for lack of a mask.
@@ -147,26 +112,14 @@ class Grammars:
         seq.awaits_grammar = True
         self._awaiting.append(seq)
 
-    def _compile(self, grammar: Grammar) -> "Future[LLMatcher]":
-        """The compiled grammar to be, from the cache when it is there."""
-        compiled = self._compiled.get(grammar)
-        if compiled is None:
-            compiled = self._compiling.submit(self._compiler.compile, grammar)
-            self._compiled[grammar] = compiled
-        self._compiled.move_to_end(grammar)
-        if len(self._compiled) > MAX_CACHED:
-            self._compiled.popitem(last=False)
-        return compiled
-
-    def _new_tokens(self, seq: Sequence, state: GrammarState) -> list[int]:
-        tokens: list[int] = seq.tokens(
-            seq.num_prompt_tokens + state.num_tokens, seq.num_tokens
-        ).tolist()
-        state.num_tokens += len(tokens)
-        return tokens
-
 
 def _grammar_of(seq: Sequence) -> Grammar:
     grammar = seq.request.sampling.grammar
     assert grammar is not None, seq
     return grammar
+
+
+def _tokens_behind(seq: Sequence, num_tokens: int) -> list[int]:
+    """The output tokens behind the first `num_tokens`."""
+    tokens: list[int] = seq.tokens(seq.num_prompt_tokens + num_tokens, seq.num_tokens).tolist()
+    return tokens

@@ -1,10 +1,10 @@
 """Plans the next step, after it has applied deadlines and unparked sequences that can go on."""
 
+from baton.engine.grammar.states import POLL_S
 from baton.engine.protocol.messages import Started
 from baton.engine.protocol.reasons import FinishReason
 from baton.engine.sequence.sequence import Sequence, SequenceState
 from baton.engine.step.engine_state import EngineState
-from baton.engine.step.grammars import POLL_S
 from baton.engine.step.parallel_sampling import ParallelSampling
 from baton.engine.step.scheduler import Scheduler
 from baton.engine.step.speculation import DraftProposer

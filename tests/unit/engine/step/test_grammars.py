@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from baton.engine.grammar import compiler, state
+from baton.engine.grammar import compiler, state, states
 from baton.engine.protocol.messages import Abort, Bind, Credit, Fork, Grammar, Start
-from baton.engine.step import grammars, step_masks
+from baton.engine.step import step_masks
 from baton.testing.engine_driver import EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.inline_grammars import InlineGrammars
@@ -283,7 +283,7 @@ def test_a_grammar_that_grows_too_large_ends_its_own_sequence(
     bench.driver.run()
     assert bench.driver.tokens[2] == bench.driver.lone_run(PROMPT[:9], 9)
     # What the sequence had grown is not kept for the next one.
-    assert grammar not in bench.grammars._compiled
+    assert grammar not in bench.grammars.states.kept
 
 
 def test_a_sequence_has_a_limited_time_for_its_masks(
@@ -292,7 +292,7 @@ def test_a_sequence_has_a_limited_time_for_its_masks(
     monkeypatch.setattr(state, "MAX_SPENT_S", 0.5)
     bench = make()
     times = itertools.count()
-    bench.grammars._cpu_clock = lambda: next(times) * 0.01
+    bench.grammars.states._cpu_clock = lambda: next(times) * 0.01
     bench.driver.step(
         add_sequence(1, PROMPT, grammar=Grammar("regex", "[a-z]{900}"), max_tokens=400)
     )
@@ -304,12 +304,12 @@ def test_a_sequence_has_a_limited_time_for_its_masks(
 def test_compiled_grammars_are_kept_up_to_a_number(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(grammars, "MAX_CACHED", 2)
+    monkeypatch.setattr(states, "MAX_CACHED", 2)
     bench = make()
     for number, text in enumerate(["a", "b", "a", "c", "b"], 1):
         bench.driver.step(add_sequence(number, PROMPT, grammar=Grammar("regex", text)))
         bench.driver.run()
-    assert [grammar.text for grammar in bench.grammars._compiled] == ["c", "b"]
+    assert [grammar.text for grammar in bench.grammars.states.kept] == ["c", "b"]
     assert set(bench.driver.finished.values()) == {"stop"}
 
 
