@@ -13,6 +13,7 @@ from baton.engine.protocol.messages import (
     Command,
     Credit,
     EngineLoad,
+    Fork,
     Release,
     SnapshotHashes,
     Start,
@@ -37,6 +38,7 @@ class DrivenCore:
         self.tokens: dict[int, list[int]] = {}
         self.first_index: dict[int, int] = {}
         self.finished: dict[int, str] = {}
+        self.messages: dict[int, str] = {}
         self.refused: dict[int, Any] = {}
         self.admitted: dict[int, int] = {}
         self.started: dict[int, Any] = {}
@@ -88,6 +90,15 @@ class DrivenCore:
         self._open.add(self._last_seq_id)
         self.send(add)
         return self._last_seq_id
+
+    def add_choices(self, prompt: Sequence[int], num_choices: int, **fields: Any) -> list[int]:
+        """A new sequence, and further choices of its prompt; their ids."""
+        first = self._last_seq_id + 1
+        forks = tuple(Fork(first + choice, choice) for choice in range(1, num_choices))
+        self._last_seq_id += num_choices
+        self._open.update(range(first, first + num_choices))
+        self.send(engine_driver.add_sequence(first, prompt, forks=forks, **fields))
+        return list(range(first, first + num_choices))
 
     def add_together(self, *wanted: tuple[Sequence[int], dict[str, Any]]) -> list[int]:
         """New sequences, which the core hears of at once; their ids."""
@@ -146,14 +157,16 @@ class DrivenCore:
         self.until(lambda: seq_id in self.tables)
         return self.tables[seq_id]
 
-    def hand_over(self, source: int, target: int, first_token: int) -> None:
+    def hand_over(
+        self, source: int, target: int, first_token: int, *fork_tokens: tuple[int, int]
+    ) -> None:
         """Copy the blocks of a held prefill into those of a bound sequence, and start it."""
         row = self.info.kv_spec.row_bytes
         pairs = zip(self.tables[source], self.tables[target], strict=True)
         for here, there in list(pairs)[self.admitted[target] :]:
             pool = self._client.pool
             pool[there * row : (there + 1) * row] = bytes(pool[here * row : (here + 1) * row])
-        self.send(Start(target, first_token))
+        self.send(Start(target, first_token, fork_tokens))
 
     def snapshot(self) -> set[bytes]:
         """All hashes in the prefix cache, as the core tells them."""
@@ -204,6 +217,7 @@ class DrivenCore:
         for finished in events.finished:
             assert finished.seq_id not in self.finished, "finished twice"
             self.finished[finished.seq_id] = finished.reason
+            self.messages[finished.seq_id] = finished.message
         self.freed.update(events.freed)
         self.num_preemptions += events.num_preemptions
         for seq_id, spent_us in zip(events.spent_seq_ids, events.spent_us, strict=True):

@@ -88,9 +88,13 @@ def test_an_answer_goes_on_identically_when_its_core_is_killed(
 
 
 def test_what_vllm_does_not_serve_is_refused_by_name(stack: Stack) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"n: not served by .*vllm") as refused:
+    pattern = r"use_beam_search: not served by .*vllm"
+    with pytest.raises(openai.BadRequestError, match=pattern) as refused:
         stack.client().chat.completions.create(
-            model="baton-demo", messages=[{"role": "user", "content": "hi"}], max_tokens=2, n=2
+            model="baton-demo",
+            messages=[{"role": "user", "content": "hi"}],
+            max_tokens=2,
+            extra_body={"use_beam_search": True},
         )
     assert refused.value.code == "unsupported_parameter"
-    assert refused.value.param == "n"
+    assert refused.value.param == "use_beam_search"

@@ -5,23 +5,16 @@ from baton.engine.step import admission
 from baton.wire.limits import SLOTS_PER_EXTRA
 
 # What the adapter does not carry over to vLLM.
-UNSUPPORTED: tuple[Parameter, ...] = ("use_beam_search", "n", "response_format")
+UNSUPPORTED: tuple[Parameter, ...] = ("use_beam_search",)
 
 MAX_WAITING = 256
 
 
 def find_fault(add: AddSequence, info: EngineInfo) -> SequenceRefused | None:
     """Find the reason for which this sequence can never run here, or None."""
-    sampling = add.sampling
-    asked = {
-        "use_beam_search": sampling.beam_width > 0,
-        "n": bool(add.forks),
-        "response_format": sampling.grammar is not None,
-    }
-    for name in UNSUPPORTED:
-        if asked[name]:
-            message = f"{name}: not served by the engine of this model ({info.engine})"
-            return SequenceRefused(add.seq_id, "unsupported_parameter", message)
+    if add.sampling.beam_width:
+        message = f"use_beam_search: not served by the engine of this model ({info.engine})"
+        return SequenceRefused(add.seq_id, "unsupported_parameter", message)
     return admission.find_fault(add, info)
 
 
@@ -32,8 +25,10 @@ def find_lack(
 
     Routers count on a few more places for a quiet tenant: its prompt comes while an answer ends.
     """
-    num_extra = max_num_seqs // SLOTS_PER_EXTRA if add.is_quiet else 0
-    if add.kind == "remote" and num_taken >= max_num_seqs + num_extra:
+    num_extra = max_num_seqs // SLOTS_PER_EXTRA if add.is_quiet and not add.forks else 0
+    # More choices than there are places take turns.
+    num_wanted = min(1 + len(add.forks), max_num_seqs)
+    if add.kind == "remote" and num_taken + num_wanted > max_num_seqs + num_extra:
         return SequenceRefused(add.seq_id, "no_room", f"{num_taken} places are taken")
     if num_waiting >= MAX_WAITING:
         message = f"{MAX_WAITING} sequences wait already"

@@ -84,8 +84,8 @@ def _build(options: argparse.Namespace) -> Any:
 
     from baton.engine.protocol.messages import EngineInfo
     from baton.engines.vllm.admission import UNSUPPORTED
-    from baton.engines.vllm.engine import VllmEngine
-    from baton.engines.vllm.model_facts import end_token_ids, kv_spec_of
+    from baton.engines.vllm.engine import VllmEngine, VllmParts
+    from baton.engines.vllm.model_facts import end_token_ids, grammar_states, kv_spec_of
     from baton.engines.vllm.pace import StepPace
     from baton.engines.vllm.warm_up import warm_up
     from baton.system.clock import SystemClock
@@ -99,8 +99,12 @@ def _build(options: argparse.Namespace) -> Any:
     name = f"vllm {VLLM_VERSION}"
     kv_spec = kv_spec_of(core.scheduler.kv_cache_config, name)
     num_blocks = core.scheduler.cache_config.num_gpu_blocks
+    vocab_size = config.model_config.get_vocab_size()
+    end_ids = end_token_ids(config.model_config)
+    model_fp = model_fingerprint(folder)
+    grammars = grammar_states(folder, model_fp, vocab_size, end_ids)
     info = EngineInfo(
-        model_fp=model_fingerprint(folder),
+        model_fp=model_fp,
         model_name=options.model_name or folder.resolve().name,
         model_revision="local",
         kv_spec=kv_spec,
@@ -108,13 +112,15 @@ def _build(options: argparse.Namespace) -> Any:
         # One block of vLLM's is never given to a sequence.
         max_model_len=min(config.model_config.max_model_len, (num_blocks - 1) * kv_spec.block_size),
         max_num_seqs=options.max_batch,
-        vocab_size=config.model_config.get_vocab_size(),
-        eos_token_ids=end_token_ids(config.model_config),
+        vocab_size=vocab_size,
+        eos_token_ids=end_ids,
+        tokenizer_file=None if grammars is None else str(grammars.compiler.tokenizer_file),
         engine=name,
         unsupported=list(UNSUPPORTED),
     )
     pace = StepPace(options.max_step_tokens, options.max_step_ms / 1000 or None)
-    engine = VllmEngine(core, info, get_kv_transfer_group(), pace, SystemClock())
+    parts = VllmParts(core, get_kv_transfer_group(), grammars)
+    engine = VllmEngine(parts, info, pace, SystemClock())
     warm_up(engine)
     return engine
 

@@ -1,7 +1,14 @@
 """Facts of a model that vLLM has loaded, in Baton's words."""
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+from baton.engine.grammar.compiler import GrammarCompiler
+from baton.engine.grammar.mask_thread import MaskThread
+from baton.engine.grammar.states import GrammarStates
+from baton.model.load.tokenizer_file import find_tokenizer_file
 from baton.wire.kv_spec import KVSpec
 
 
@@ -31,3 +38,16 @@ def kv_spec_of(kv_cache_config: Any, engine: str) -> KVSpec:
     return KVSpec.of_layers(
         spec.block_size, [shape] * len(group.layer_names), f"{engine} HNC attention"
     )
+
+
+def grammar_states(
+    folder: Path, model_fp: str, vocab_size: int, end_ids: Sequence[int]
+) -> GrammarStates | None:
+    """The grammars of the model's vocabulary; None when it has no tokenizer.json and none can be
+    made."""
+    tokenizer_file = find_tokenizer_file(folder, model_fp)
+    if tokenizer_file is None:
+        return None
+    compiler = GrammarCompiler(tokenizer_file, vocab_size, end_ids)
+    compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar-compile")
+    return GrammarStates(compiler, compiling, MaskThread())

@@ -6,7 +6,10 @@ behind the tokens that it has as if it had never moved: its noise is counted by 
 output tokens, and its penalties count those of earlier attempts as output.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from concurrent.futures import wait
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,14 +18,17 @@ from numpy.typing import NDArray
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from baton.engine.protocol.batch import SampleRow, TokenHistory
-from baton.engine.protocol.messages import SamplingParams
+from baton.engine.grammar.state import GrammarState
+from baton.engine.protocol.batch import RowLogprobs, SampleRow, TokenHistory
+from baton.engine.protocol.messages import Fork, SamplingParams
 from baton.engines.vllm.model_facts import end_token_ids
 from baton.model.sampling.logit_edits import is_edited
 from baton.model.sampling.row_sampler import RowSampler
 
 # The key among vLLM's own arguments for plugins.
 EXTRA_KEY = "baton"
+# A mask that is not there so soon after the logits is late.
+GRACE_S = 0.01
 
 
 @dataclass(slots=True)
@@ -34,36 +40,49 @@ class RowOptions:
     choice: int
     sampling: SamplingParams
     num_emitted: int
+    # Further choices, whose first tokens are sampled beside its own.
+    forks: tuple[Fork, ...] = ()
+    # By seq_id: what was sampled for those, with logprobs where they are wanted.
+    first_tokens: dict[int, tuple[int, RowLogprobs | None]] = field(default_factory=dict)
+    grammar: GrammarState | None = None
 
 
 class _Row:
     """One sequence in the batch; `outputs` is vLLM's own list, which grows."""
 
     def __init__(self, options: RowOptions, prompt: list[int], outputs: list[int]) -> None:
-        self._options = options
+        self.options = options
         self._outputs = outputs
         self._num_prompt_tokens = len(prompt) - options.num_emitted
         self._num_given = self._num_tokens = len(prompt)
         self._tokens = np.empty(len(prompt) + options.sampling.max_tokens + 1, np.uint32)
         self._tokens[: len(prompt)] = prompt
 
-    def sample_row(self) -> SampleRow:
+    def sample_row(self, mask_row: int | None) -> SampleRow:
         """What is to be sampled now."""
-        options, params = self._options, self._options.sampling
+        options, params = self.options, self.options.sampling
         return SampleRow(
             token_row=0,
             params=params,
             choice=options.choice,
             output_index=options.num_emitted + len(self._outputs),
             history=self._history() if has_penalty(params) else None,
+            mask_row=mask_row,
         )
+
+    def fork_rows(self, own: SampleRow) -> list[SampleRow]:
+        """The first tokens of its other choices, which come from the same logits."""
+        return [
+            replace(own, choice=fork.choice, num_logprobs=own.params.num_logprobs)
+            for fork in (() if own.output_index else self.options.forks)
+        ]
 
     def _history(self) -> TokenHistory:
         new = self._outputs[self._num_tokens - self._num_given :]
         end = self._num_tokens + len(new)
         self._tokens[self._num_tokens : end] = new
         self._num_tokens = end
-        return TokenHistory(self._options.seq_id, self._tokens[:end], self._num_prompt_tokens)
+        return TokenHistory(self.options.seq_id, self._tokens[:end], self._num_prompt_tokens)
 
 
 class RowChoice(LogitsProcessor):  # type: ignore[misc]
@@ -82,16 +101,33 @@ class RowChoice(LogitsProcessor):  # type: ignore[misc]
         process_dict_updates(self._rows, batch_update, _row_of)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Leave one token in each row that is not simply greedy."""
-        rows = {index: row.sample_row() for index, row in self._rows.items()}
+        """Leave one token in each row that is not simply greedy, and sample for further choices."""
+        places, masks = _masks_of(self._rows)
+        rows = {index: row.sample_row(places.get(index)) for index, row in self._rows.items()}
         chosen = {
             index: row for index, row in rows.items() if row.params.temperature or is_edited(row)
         }
-        if chosen:
-            indexes = list(chosen)
-            sampled = self._sampler.result(logits[indexes], list(chosen.values()), None)
-            _leave_only(logits, indexes, sampled.tokens)
+        forks = {index: self._rows[index].fork_rows(row) for index, row in rows.items()}
+        indexes = [*chosen, *(index for index, each in forks.items() for _ in each)]
+        if indexes:
+            wanted = [*chosen.values(), *(row for each in forks.values() for row in each)]
+            sampled = self._sampler.result(logits[indexes], wanted, masks)
+            _leave_only(logits, list(chosen), sampled.tokens[: len(chosen)])
+            logprobs = sampled.logprobs or [None] * len(wanted)
+            found = zip(sampled.tokens.tolist(), logprobs, strict=True)
+            self._keep_first_tokens(forks, islice(found, len(chosen), None))
         return logits
+
+    def _keep_first_tokens(
+        self,
+        forks: dict[int, list[SampleRow]],
+        found: Iterable[tuple[int, RowLogprobs | None]],
+    ) -> None:
+        results = iter(found)
+        for index, rows in forks.items():
+            options = self._rows[index].options
+            for fork, _ in zip(options.forks, rows, strict=False):
+                options.first_tokens[fork.seq_id] = next(results)
 
 
 def has_penalty(params: SamplingParams) -> bool:
@@ -108,10 +144,25 @@ def _row_of(params: Any, prompt: list[int] | None, outputs: list[int]) -> _Row |
         return None
     sampling = options.sampling
     is_changed = sampling.temperature or sampling.min_tokens or sampling.logit_bias
-    return _Row(options, prompt, outputs) if is_changed or has_penalty(sampling) else None
+    is_more = options.grammar is not None or options.forks or has_penalty(sampling)
+    return _Row(options, prompt, outputs) if is_changed or is_more else None
+
+
+def _masks_of(rows: dict[int, _Row]) -> tuple[dict[int, int], NDArray[np.int32] | None]:
+    """The masks of the rows that a grammar limits, and the place of each row's among them; waits
+    for those that are not ready. A grammar that has failed limits nothing: its token is dropped."""
+    states = {i: row.options.grammar for i, row in rows.items() if row.options.grammar is not None}
+    for state in states.values():
+        if not state.is_ready:
+            wait([state.work], timeout=GRACE_S)
+            state.is_late |= not state.is_ready
+            state.work.result()
+    masks = {index: state.mask for index, state in states.items() if state.fault is None}
+    places = {index: place for place, index in enumerate(masks)}
+    return places, np.stack(list(masks.values())) if masks else None
 
 
 def _leave_only(logits: torch.Tensor, indexes: list[int], tokens: NDArray[np.int64]) -> None:
-    rows = torch.tensor(indexes, device=logits.device)
+    rows = torch.tensor(indexes, dtype=torch.int64, device=logits.device)
     logits[rows] = -torch.inf
     logits[rows, torch.from_numpy(tokens).to(logits.device)] = 0.0

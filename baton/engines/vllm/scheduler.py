@@ -1,7 +1,7 @@
 """vLLM's scheduler with what a front may ask besides: to park, to run alone, to keep steps short.
 
-A request that is left out of a step keeps its blocks and its state. Overrides two methods of
-vLLM's scheduler and calls a third; they are not part of its public interface, which is why one
+A request that is left out of a step keeps its blocks and its state. Overrides methods of
+vLLM's scheduler and calls others; they are not part of its public interface, which is why one
 exact version of vLLM is required.
 """
 
@@ -58,6 +58,10 @@ class BatonScheduler(Scheduler):  # type: ignore[misc]
         self.running += left_out
         owner.on_scheduled(output)
         return output
+
+    def receive(self, request: Any) -> None:
+        """A request's blocks have come: others find them in the cache from now on."""
+        super()._handle_blocked_waiting_request(request)
 
     def _has_waiting(self, owner: StepOwner) -> bool:
         """A request waits for a place or for blocks, and for nothing else."""

@@ -113,7 +113,7 @@ def core_request(add: AddSequence, options: RowOptions, end_ids: list[int]) -> E
 def _sampling_params(add: AddSequence, options: RowOptions, end_ids: list[int]) -> SamplingParams:
     """What vLLM itself has to know: all that decides which token comes is in `options`."""
     sampling = add.sampling
-    ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)]
+    ends = [*sampling.stop_token_ids, *(end_ids if _heeds_end(add) else ())]
     wants_prompt = add.kind == "local" and not add.num_emitted
     return SamplingParams(
         temperature=0.0,
@@ -128,13 +128,18 @@ def _sampling_params(add: AddSequence, options: RowOptions, end_ids: list[int]) 
     )
 
 
+def _heeds_end(add: AddSequence) -> bool:
+    """Nothing but the end may follow what completes a grammar."""
+    return not add.sampling.ignore_eos or add.sampling.grammar is not None
+
+
 def reason_at_start(add: AddSequence, info: EngineInfo) -> StopReason | None:
     """The reason to end at once: an earlier attempt emitted all tokens, and its end was lost."""
     sampling = add.sampling
     if not add.num_emitted:
         return None if sampling.max_tokens else "length"
     ids = array("I", add.token_ids)
-    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else info.eos_token_ids)}
+    ends = {*sampling.stop_token_ids, *(info.eos_token_ids if _heeds_end(add) else ())}
     if ids[-1] in ends:
         return "stop"
     is_exhausted = add.num_emitted >= sampling.max_tokens or len(ids) >= info.max_model_len

@@ -1,0 +1,97 @@
+"""A step, sequence by sequence: what it computes of each, and what the front is told of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from baton.engine.protocol.messages import Progress, Started, TokenLogprobs
+from baton.engines.vllm.connector import StepCopies
+from baton.engines.vllm.sequences import VllmSequence
+from baton.engines.vllm.state import VllmState
+from baton.engines.vllm.step_bill import Share
+
+
+class StepParts:
+    """The parts of one engine's steps; `shares` are those of the newest."""
+
+    def __init__(self, state: VllmState) -> None:
+        self.shares: list[Share] = []
+        self._state = state
+        self._block_size = state.info.kv_spec.block_size
+
+    def take(self, scheduled: Any) -> StepCopies:
+        """The step was scheduled: what it has to copy."""
+        state = self._state
+        copies, state.copies = state.copies, StepCopies()
+        self.shares = []
+        for name, num_tokens in scheduled.num_scheduled_tokens.items():
+            if (seq := state.seqs.get(name)) is not None:
+                self._take_part(seq, num_tokens, copies)
+        return copies
+
+    def note_progress(self) -> None:
+        """Tell which blocks of prefills are final, and which were added to their tables.
+
+        Such a sequence has started for the front when its first blocks are in the pool.
+        """
+        state, size = self._state, self._block_size
+        for share in self.shares:
+            seq = state.seqs.get(str(share.seq_id))
+            if seq is None or seq.add.kind != "prefill" or seq.is_over:
+                continue
+            request = seq.request
+            new = state.table(seq)[len(seq.block_ids) :]
+            if not seq.block_ids:
+                num_cached = seq.num_cached_blocks * size
+                state.events.started.append(Started(share.seq_id, new, num_cached))
+            num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            more = new if seq.block_ids else []
+            state.events.progress.append(Progress(share.seq_id, num_tokens, block_ids=more))
+            seq.block_ids += new
+
+    def take_tokens(self, seq: VllmSequence, output: Any) -> None:
+        """Tell a sequence's new tokens, with the logprobs that it asked for."""
+        events, sampling, seq_id = self._state.events, seq.add.sampling, seq.add.seq_id
+        lists, tensors = output.new_logprobs, output.new_prompt_logprobs_tensors
+        if lists is not None and sampling.num_logprobs is not None:
+            ids, values = lists.logprob_token_ids, lists.logprobs
+            events.logprobs += _entries(seq_id, seq.next_index, sampling.num_logprobs, ids, values)
+        if tensors is not None and sampling.num_prompt_logprobs is not None:
+            ids, values = tensors.logprob_token_ids.cpu().numpy(), tensors.logprobs.cpu().numpy()
+            # The first prompt token has none.
+            num_tops = sampling.num_prompt_logprobs
+            events.prompt_logprobs += _entries(seq_id, 1, num_tops, ids, values)
+        for token in output.new_token_ids:
+            self._state.take_token(seq_id, token, seq.next_index)
+            seq.next_index += 1
+
+    def _take_part(self, seq: VllmSequence, num_tokens: int, copies: StepCopies) -> None:
+        """The sequence is in the step that was just scheduled."""
+        request, seq_id = seq.request, seq.add.seq_id
+        start, size = request.num_computed_tokens, self._block_size
+        table = self._state.table(seq)
+        is_whole = start + num_tokens == request.num_tokens
+        is_prefill = num_tokens > 1 or not is_whole or not seq.is_started
+        is_redone = is_prefill and seq.is_started and request.num_preemptions > 0
+        self.shares.append(Share(seq_id, num_tokens, len(table), is_prefill, is_redone))
+        if seq.add.kind == "prefill":
+            # Also those that were cached: a local sequence may have computed them.
+            first = start // size if seq.is_started else 0
+            copies.exports += table[first : -(-(start + num_tokens) // size)]
+        if not seq.is_started:
+            seq.is_started = True
+            seq.num_cached_blocks = start // size
+            if seq.add.kind == "local":
+                self._state.events.started.append(Started(seq_id, table, start))
+
+
+def _entries(
+    seq_id: int, first_index: int, num_tops: int, ids: Any, values: Any
+) -> Iterator[TokenLogprobs]:
+    """A row is the token's own logprob and then those of the likeliest tokens, as many as any
+    request of the batch wants."""
+    rows = zip(ids.tolist(), values.tolist(), strict=True)
+    for index, (row_ids, row_values) in enumerate(rows, first_index):
+        tops = slice(1, 1 + num_tops)
+        yield TokenLogprobs(
+            seq_id, index, row_ids[0], row_values[0], row_ids[tops], row_values[tops]
+        )
