@@ -74,8 +74,8 @@ test-clients: $(KERNELS) ## the API with other projects' clients, installed unde
 	@PYTHON=$(RUN) tools/clients.sh .baton/clients
 	@$(RUN) tests/clients/run.py .baton/clients $(NAMES)
 
-chaos: $(KERNELS) $(DEPLOY) ## every kind of fault ten times against the real stack, with a table
-	@BATON_CHAOS_EACH=10 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=0 \
+chaos: $(KERNELS) $(DEPLOY) ## every kind of fault ten times against the real stack, with a table (ENGINE=vllm)
+	@BATON_CHAOS_EACH=10 BATON_CHAOS_ENGINE=$(or $(ENGINE),baton) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=0 \
 		$(RUN) -m pytest tests/chaos $(ARGS)
 
 test-cluster: $(DEPLOY) ## the chart on the Kubernetes of KUBECONFIG (LOAD="kind load docker-image"; see docs/benchmarks/cluster.md)

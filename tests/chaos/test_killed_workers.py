@@ -41,8 +41,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def bodies(target: Target) -> list[dict[str, Any]]:
-    """One of each variant, and one that stops at a string from the middle of its answer."""
+    """One of each variant that the engine serves, and one that stops at a string from the middle
+    of its answer."""
     made = [story(max_tokens=NUM_TOKENS, **options) for options in VARIANTS.values()]
+    made = [body for body in made if target.serves(body)]
     text = target.right_answer(made[0]).texts[0]
     stop = text[len(text) // 2 : len(text) // 2 + 12]
     return [*made, story(max_tokens=NUM_TOKENS, stop=[stop])]
