@@ -3,7 +3,7 @@
 All keys of a script are in one hash slot, so that nothing else depends on which one it is.
 """
 
-from functools import lru_cache
+from asyncio import StreamWriter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -58,19 +58,20 @@ class _QuickWrites(AbstractConnection):
         return [pack_command((*(name.split() if isinstance(name, str) else (name,)), *rest))]
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        if self._may_block(command):
+        writer = self._writer
+        if writer is None or self.health_check_interval or _may_block(writer, command):
             await super().send_packed_command(command, check_health)
         else:
-            self._writer.writelines(command)
-
-    def _may_block(self, command: object) -> bool:
-        if self._writer is None or self.health_check_interval or not isinstance(command, list):
-            return True
-        num_bytes = self._writer.transport.get_write_buffer_size() + sum(map(len, command))
-        return num_bytes > _WRITE_BYTES
+            writer.writelines(command)
 
 
-@lru_cache
+def _may_block(writer: StreamWriter, command: object) -> bool:
+    if not isinstance(command, list):
+        return True
+    num_bytes = writer.transport.get_write_buffer_size() + sum(map(len, command))
+    return num_bytes > _WRITE_BYTES
+
+
 def _quick(kind: type[AbstractConnection]) -> type[AbstractConnection]:
     return type(f"Quick{kind.__name__}", (_QuickWrites, kind), {})
 
