@@ -6,12 +6,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LINT = Path(sys.executable).parent / "lint-imports"
+# The command `lint-imports --no-cache` for each line that comes: to start takes most of its time.
+LINTER = """
+import sys
+from importlinter.cli import lint_imports
+for _ in sys.stdin:
+    lint_imports(no_cache=True)
+    print("END", flush=True)
+"""
 
 NO_TORCH_OR_NETWORK = "The engine knows neither torch nor the network"
 NO_EVENT_LOOP = "The engine knows no event loop"
@@ -63,15 +71,41 @@ FORBIDDEN = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+class Linted:
     """A copy of the sources that the contracts are about."""
-    copy = tmp_path_factory.mktemp("tree")
-    for folder in ("baton", "services", "bench", "loadtest"):
-        ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.safetensors")
-        shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
-    shutil.copy(ROOT / "pyproject.toml", copy)
-    return copy
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("baton", "services", "bench", "loadtest"):
+            ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.safetensors")
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        self._linter = subprocess.Popen(
+            [sys.executable, "-c", LINTER],
+            cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def broken_contracts(self) -> list[str]:
+        """The names of the contracts that do not hold."""
+        assert self._linter.stdin is not None
+        assert self._linter.stdout is not None
+        print("again", file=self._linter.stdin, flush=True)
+        output = "".join(takewhile("END\n".__ne__, self._linter.stdout))
+        summary = output.partition("dependencies.")[2].partition("\nContracts:")[0]
+        one_line = " ".join(summary.replace("-", " ").split())
+        verdicts = re.findall(r"(.+?) (KEPT|BROKEN)(?: \(.*?\))? ?", one_line)
+        assert verdicts, output
+        return [name for name, verdict in verdicts if verdict == "BROKEN"]
+
+    def close(self) -> None:
+        self._linter.communicate()
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Linted]:
+    linted = Linted(tmp_path_factory.mktemp("tree"))
+    yield linted
+    linted.close()
 
 
 @contextmanager
@@ -85,24 +119,13 @@ def added(line: str, file: Path) -> Iterator[None]:
         file.write_text(text)
 
 
-def broken_contracts(tree: Path) -> list[str]:
-    """The names of the contracts that do not hold."""
-    command = [str(LINT), "--no-cache"]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
-    summary = done.stdout.partition("dependencies.")[2].partition("\nContracts:")[0]
-    one_line = " ".join(summary.replace("-", " ").split())
-    verdicts = re.findall(r"(.+?) (KEPT|BROKEN)(?: \(.*?\))? ?", one_line)
-    assert verdicts, done.stdout + done.stderr
-    return [name for name, verdict in verdicts if verdict == "BROKEN"]
-
-
-def test_the_copy_itself_is_whole(tree: Path) -> None:
-    assert broken_contracts(tree) == []
+def test_the_copy_itself_is_whole(tree: Linted) -> None:
+    assert tree.broken_contracts() == []
 
 
 @pytest.mark.parametrize(("module", "imported", "contract"), FORBIDDEN)
 def test_a_forbidden_import_is_noticed(
-    tree: Path, module: str, imported: str, contract: str
+    tree: Linted, module: str, imported: str, contract: str
 ) -> None:
-    with added(f"import {imported}", tree / module):
-        assert any(contract in names for names in broken_contracts(tree))
+    with added(f"import {imported}", tree.folder / module):
+        assert any(contract in names for names in tree.broken_contracts())
