@@ -1,5 +1,6 @@
-"""Which skips `make test` takes, read from what pytest itself reports."""
+"""What `make test` runs, and which skips it takes, read from what pytest itself reports."""
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -8,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from tests import needs
-from tools.run_tests import may_skip, read
+from tools.run_tests import (
+    BESIDE,
+    CPU_SECONDS,
+    FIRST,
+    LOW_PRIORITY,
+    MAX_SECONDS,
+    WAITING,
+    may_skip,
+    read,
+    step_aside,
+)
 
 SOURCES = {
     "test_file.py": """
@@ -62,3 +73,13 @@ def test_in_ci_only_hardware_may_be_missing(
     monkeypatch.delenv("BATON_APT")
     assert may_skip(skips)
     assert f"1 skipped: {needs.NIXL}" in capsys.readouterr().out
+
+
+def test_each_folder_with_a_budget_runs_once_and_two_cores_have_that_time() -> None:
+    assert sorted([*FIRST, *WAITING, *BESIDE]) == sorted(CPU_SECONDS)
+    assert sum(CPU_SECONDS.values()) <= 2 * MAX_SECONDS
+
+
+def test_what_runs_beside_others_leaves_the_processors_to_them() -> None:
+    shown = subprocess.run(["nice"], preexec_fn=step_aside, capture_output=True, check=True)
+    assert int(shown.stdout) == min(os.nice(0) + LOW_PRIORITY, 19)
