@@ -136,7 +136,7 @@ class RequestQueue(Generic[D, T]):
         finally:
             # A waiter that gives up may have stood in the way of those behind it.
             if self._take_out(waiter):
-                self.pump()
+                self.notify()
         if isinstance(outcome, BatonError):
             raise outcome
         return outcome

@@ -358,6 +358,16 @@ def test_a_storm_of_changes_costs_one_attempt_per_pace() -> None:
     run_virtual(scenario())
 
 
+def test_a_storm_of_departures_costs_one_attempt_per_pace() -> None:
+    async def scenario() -> None:
+        queue, room = queue_of(200), Room()
+        waits = (queue.wait(room, 1 + number / 1000) for number in range(100))
+        await asyncio.gather(*waits, return_exceptions=True)
+        assert room.num_attempts <= 1 + 1.1 / RETRY_S + 0.1 / PACE_S + 1
+
+    run_virtual(scenario())
+
+
 def test_the_first_change_after_a_pause_is_tried_at_once() -> None:
     async def scenario() -> None:
         queue, room = queue_of(10), Room()
