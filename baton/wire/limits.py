@@ -25,9 +25,17 @@ MAX_WIRE_GRAMMAR_CHARS = 2 * MAX_GRAMMAR_CHARS
 MAX_BLOCK_SIZE = 1024
 
 # --- the batch of a decode worker, at the router and the worker ---
-# A full batch takes in one request of a quiet tenant for each so many slots. The steps stay as
-# large: what is least important misses some until an answer ends (decision 0065).
-SLOTS_PER_EXTRA = 16
+# A full batch takes in one request of a quiet tenant for each so many slots, and one if it has so
+# few. The steps stay as large: what is least important misses some until an answer ends (decision
+# 0065).
+_SLOTS_PER_EXTRA = 16
+_LEAST_SLOTS_OF_EXTRA = 4
+
+
+def num_extra_slots(num_slots: int) -> int:
+    """The requests of quiet tenants for which a batch of so many slots has room when it is full."""
+    return max(num_slots // _SLOTS_PER_EXTRA, int(num_slots >= _LEAST_SLOTS_OF_EXTRA))
+
 
 # --- zones, at the router and the workers ---
 MAX_ZONE_CHARS = 64

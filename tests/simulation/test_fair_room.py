@@ -26,11 +26,9 @@ SHORT_PER_S = 4.0
 PROMPTS_BEGIN, PROMPTS_END = (10, 120) if IS_LONG else (8, 20)
 
 
-@pytest.mark.parametrize(("num_workers", "slots"), FLEETS)
-def test_the_first_token_of_a_quiet_tenant_comes_as_if_it_were_alone(
-    num_workers: int, slots: int
-) -> None:
-    """Nor does that cost more than 2 % of what the fleet serves."""
+def beside_a_loud_one(**sizes: int) -> tuple[float, float]:
+    """The 99th percentile of a quiet tenant's times to first token, and the share of the capacity
+    that is served."""
     waits: list[float] = []
     shares: list[float] = []
     for seed in range(NUM_SEEDS):
@@ -38,7 +36,7 @@ def test_the_first_token_of_a_quiet_tenant_comes_as_if_it_were_alone(
 
         async def scenario(clock: VirtualClock = clock, seed: int = seed) -> None:
             router = RouterInMemory(clock, stale_after_s=3600)
-            loop = OpenLoop(router, num_workers=num_workers, slots=slots, seed=seed, **SIZES)
+            loop = OpenLoop(router, seed=seed, **SIZES, **sizes)
             per_s = loop.capacity_per_s
             await loop.run(
                 lambda it: it.send(0.05 * per_s, SECONDS, tenant="quiet"),
@@ -50,8 +48,25 @@ def test_the_first_token_of_a_quiet_tenant_comes_as_if_it_were_alone(
 
         run_virtual(scenario(), clock)
     ordered = sorted(waits)
-    assert ordered[int(0.99 * (len(ordered) - 1))] <= 1.25 * SIZES["first_token_s"]
-    assert sum(shares) / len(shares) >= 0.98
+    return ordered[int(0.99 * (len(ordered) - 1))], sum(shares) / len(shares)
+
+
+@pytest.mark.parametrize(("num_workers", "slots"), FLEETS)
+def test_the_first_token_of_a_quiet_tenant_comes_as_if_it_were_alone(
+    num_workers: int, slots: int
+) -> None:
+    """Nor does that cost more than 2 % of what the fleet serves."""
+    p99_s, served = beside_a_loud_one(num_workers=num_workers, slots=slots)
+    assert p99_s <= 1.25 * SIZES["first_token_s"]
+    assert served >= 0.98
+
+
+def test_so_it_does_in_a_small_fleet_that_keeps_no_slot_where_others_read_the_prompts() -> None:
+    """A full batch of four takes it in; another answer stands still until one ends."""
+    p99_s, served = beside_a_loud_one(num_workers=8, slots=4, num_prefill=2)
+    assert p99_s <= 1.25 * SIZES["first_token_s"]
+    if IS_LONG:  # one seed is too short for such small differences
+        assert served >= 0.98
 
 
 class FirstToken(Answer):

@@ -29,7 +29,7 @@ from baton.engine.step.admission import (
 )
 from baton.engine.step.engine_state import EngineState
 from baton.engine.step.parallel_sampling import ParallelSampling
-from baton.wire.limits import SLOTS_PER_EXTRA
+from baton.wire.limits import num_extra_slots
 
 
 class CommandHandler:
@@ -108,7 +108,7 @@ class CommandHandler:
         max_num_seqs, num_forks = state.info.max_num_seqs, len(seq.request.forks)
         num_batch_seqs = scheduler.num_batch_seqs + state.sequences.num_not_started
         has_extra = seq.request.is_quiet and not num_forks
-        num_extra = max_num_seqs // SLOTS_PER_EXTRA if has_extra else 0
+        num_extra = num_extra_slots(max_num_seqs) if has_extra else 0
         # More forks than there are batch slots take turns.
         if num_batch_seqs + min(1 + num_forks, max_num_seqs) > max_num_seqs + num_extra:
             message = f"{num_batch_seqs} of {max_num_seqs} places are taken"

@@ -2,7 +2,7 @@
 
 from baton.engine.protocol.messages import AddSequence, EngineInfo, Parameter, SequenceRefused
 from baton.engine.step import admission
-from baton.wire.limits import SLOTS_PER_EXTRA
+from baton.wire.limits import num_extra_slots
 
 # What the adapter does not carry over to vLLM.
 UNSUPPORTED: tuple[Parameter, ...] = ("use_beam_search",)
@@ -25,7 +25,7 @@ def find_lack(
 
     Routers count on a few more places for a quiet tenant: its prompt comes while an answer ends.
     """
-    num_extra = max_num_seqs // SLOTS_PER_EXTRA if add.is_quiet and not add.forks else 0
+    num_extra = num_extra_slots(max_num_seqs) if add.is_quiet and not add.forks else 0
     # More choices than there are places take turns.
     num_wanted = min(1 + len(add.forks), max_num_seqs)
     if add.kind == "remote" and num_taken + num_wanted > max_num_seqs + num_extra:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from baton.wire.limits import SLOTS_PER_EXTRA
+from baton.wire.limits import num_extra_slots
 from services.router.fleet.health import Health, HealthState
 from services.router.fleet.reported import Registration, ReportedLoad
 from services.router.fleet.speeds import Measured, MeasuredAt
@@ -172,7 +172,7 @@ class Worker:
         # The worker sets one block aside for each running sequence, which may grow.
         num_set_aside = num_promised + load.num_running
         num_slots = registration.max_num_seqs
-        num_free, num_extra = num_slots - num_sequences, num_slots // SLOTS_PER_EXTRA
+        num_free, num_extra = num_slots - num_sequences, num_extra_slots(num_slots)
         if self.health.state is HealthState.PROBATION and num_sequences:
             num_free = num_extra = 0  # one request at a time
         return Room(

@@ -1,4 +1,5 @@
 import msgspec
+import pytest
 
 from baton.engine.protocol.messages import Abort, Bind, Credit, Release, Start
 from baton.testing.engine_driver import EngineDriver, add_sequence
@@ -298,17 +299,18 @@ def test_credit_parks_a_remote_sequence_from_its_second_token_on():
     assert decode.tokens[1] == decode.lone_run(range(10))[:3]
 
 
-def test_a_full_batch_takes_in_a_request_of_a_quiet_tenant_and_its_steps_stay_as_large():
-    prefill, decode = make_driver(num_blocks=256), make_driver(num_blocks=256, max_num_seqs=16)
-    for seq_id in range(16):
+@pytest.mark.parametrize("slots", [16, 4])
+def test_a_full_batch_takes_in_a_request_of_a_quiet_tenant_and_its_steps_stay_as_large(slots):
+    prefill, decode = make_driver(num_blocks=256), make_driver(num_blocks=256, max_num_seqs=slots)
+    for seq_id in range(slots):
         hand_off(prefill, decode, seq_id, range(seq_id, seq_id + 5), max_tokens=60)
     decode.step(add_sequence(16, range(9), kind="remote"))
     assert [refused.seq_id for refused in decode.events.refused] == [16]
     hand_off(prefill, decode, 17, range(17, 26), is_quiet=True)
-    assert decode.events.num_step_seqs == 16
+    assert decode.events.num_step_seqs == slots
     assert 17 in decode.events.token_seq_ids
-    assert 15 not in decode.events.token_seq_ids
+    assert slots - 1 not in decode.events.token_seq_ids
     decode.step(add_sequence(18, range(9), kind="remote", is_quiet=True))
     assert [refused.seq_id for refused in decode.events.refused] == [18]
     decode.run()
-    assert len(decode.finished) == 17
+    assert len(decode.finished) == slots + 1

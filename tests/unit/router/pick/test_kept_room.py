@@ -58,13 +58,14 @@ def test_a_tenant_with_a_large_share_leaves_the_last_slot_to_one_with_a_small_sh
     run(scenario)
 
 
-def test_a_full_batch_takes_in_one_request_of_a_quiet_tenant(router, run) -> None:
+@pytest.mark.parametrize("slots", [SLOTS, 4])
+def test_a_full_batch_takes_in_one_request_of_a_quiet_tenant(router, run, slots: int) -> None:
     async def scenario() -> None:
         built = router(stale_after_s=3600)
         worker, _ = built.decode(), built.prefill()
-        worker.register.max_num_seqs = SLOTS
+        worker.register.max_num_seqs = slots
         worker.start(boot_epoch=2)
-        worker.load(num_running=SLOTS)
+        worker.load(num_running=slots)
         line = built.core._queues._of(MODEL).queue.line
         for tenant, count in (("loud", 20), ("quiet", 1)):
             line.charge(Turn(tenant), count)

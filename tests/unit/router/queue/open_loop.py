@@ -1,8 +1,9 @@
 """An open loop of requests against a real router, with workers in memory that take real time.
 
-A worker runs `slots` requests at once; each has its first token after `first_token_s` and ends
-after `service_s`, or later as its prompt is longer. A client whose first token is not there in time
-leaves, as a gateway does, and what its worker computed was for nothing.
+A worker decodes `slots` requests at once; each has its first token after `first_token_s` and ends
+after `service_s`, or later as its prompt is longer. Where a full batch has taken in one more, the
+newest one that is not of a quiet tenant stands still. A client whose first token is not there in
+time leaves, as a gateway does, and what its worker computed was for nothing.
 """
 
 import asyncio
@@ -27,12 +28,30 @@ class Outcome:
     tenant: str = ""
 
 
+@dataclass(eq=False)
+class _Decode:
+    """A request that decodes, or stands still."""
+
+    is_quiet: bool
+    goes: asyncio.Event = field(default_factory=asyncio.Event)
+    stops: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def let(self, *, go: bool) -> None:
+        changed, other = (self.goes, self.stops) if go else (self.stops, self.goes)
+        changed.set()
+        other.clear()
+
+
 @dataclass
 class OpenLoop:
-    """Sends requests to `router` and plays its decode workers; `outcomes` collects the ends."""
+    """Sends requests to `router` and plays its workers; `outcomes` collects the ends.
+
+    Without prefill workers the decode workers read the prompts.
+    """
 
     router: RouterInMemory
     num_workers: int = 1
+    num_prefill: int = 0
     slots: int = 4
     first_token_s: float = 0.6
     service_s: float = 1.0
@@ -44,6 +63,8 @@ class OpenLoop:
     # The tenants in the order in which their requests got workers.
     granted: list[str] = field(default_factory=list)
     num_too_late: int = 0
+    # How long each answer that stood still did so.
+    pauses_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
@@ -59,6 +80,10 @@ class OpenLoop:
             self._workers[f"d{number}"] = worker
             self._running[f"d{number}"] = 0
             self._report(f"d{number}")
+        self._decoding: dict[str, list[_Decode]] = {name: [] for name in self._workers}
+        self._prefills = {
+            f"p{number}": self.router.prefill(f"p{number}") for number in range(self.num_prefill)
+        }
 
     @property
     def capacity_per_s(self) -> float:
@@ -125,6 +150,8 @@ class OpenLoop:
         first_token_s, service_s = self.first_token_s * longer, self.service_s * longer * spread
         left_s = float("inf") if due_s is None else arrived_at + due_s - clock.now()
         self._running[worker_id] += 1
+        if pick.HasField("prefill"):
+            self._prefills[pick.prefill.worker_id].load(request_id)
         self._report(worker_id, request_id)
         await asyncio.sleep(min(first_token_s, max(left_s, 0.0)))
         if left_s < first_token_s:
@@ -132,10 +159,36 @@ class OpenLoop:
             self.outcomes.append(Outcome(arrived_at, clock.now(), None, None, tenant))
         else:
             came_after_s = clock.now() - arrived_at
-            await asyncio.sleep(service_s - first_token_s)
+            if pick.HasField("prefill"):
+                await self._decode(worker_id, _Decode(pick.is_quiet), service_s - first_token_s)
+            else:  # then no batch takes in more than it has slots
+                await asyncio.sleep(service_s - first_token_s)
             self.outcomes.append(Outcome(arrived_at, clock.now(), came_after_s, None, tenant))
         self._running[worker_id] -= 1
         self._report(worker_id)
+
+    async def _decode(self, worker_id: str, decode: _Decode, seconds: float) -> None:
+        clock, left_s, began_at = self.router.clock, seconds, self.router.clock.now()
+        self._decoding[worker_id].append(decode)
+        self._arrange(worker_id)
+        while left_s > 0:
+            await decode.goes.wait()
+            went_at = clock.now()
+            try:
+                async with asyncio.timeout(left_s):
+                    await decode.stops.wait()
+            except TimeoutError:
+                break
+            left_s -= clock.now() - went_at
+        self._decoding[worker_id].remove(decode)
+        self._arrange(worker_id)
+        if (paused_s := clock.now() - began_at - seconds) > 1e-6:
+            self.pauses_s.append(paused_s)
+
+    def _arrange(self, worker_id: str) -> None:
+        ranked = sorted(self._decoding[worker_id], key=lambda each: not each.is_quiet)
+        for place, each in enumerate(ranked):
+            each.let(go=place < self.slots)
 
     def _report(self, worker_id: str, *accepted: str) -> None:
         # The rate includes the whole time to the first token. One that never changes would count as
