@@ -22,6 +22,7 @@ from baton.demo_model import demo_model_path
 from bench.contenders import clean_environment
 from bench.gateway.pace import AnswerPace
 from bench.gateway.simulated_stack import SimulatedStack
+from bench.gateway.simulated_worker import OWN_STAGE
 from bench.machine import CpuWatch, describe_machine, process_tree
 from bench.measured_process import Runner, put_ahead
 from bench.pressure.paced_stack import MODEL
@@ -36,8 +37,27 @@ NUM_STREAMS = 128
 STEPS_US = {"paced": 10_000, "full": 1_000}
 # Prompts of about 1 kB and of 1,000 tokens.
 SHORT_PROMPT, LONG_PROMPT = 200, 1_000
-# Connections, and the worker's own time to the first token: some 80 requests a second at 32.
-TTFT_LOADS = ((1, 20), (32, 400))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLoad:
+    """Clients, each with one request at a time. They begin all at once, or one by one over
+    `spread_ms`. A worker takes `prefill_ms` to the first token."""
+
+    name: str
+    num_streams: int
+    prefill_ms: int = 0
+    spread_ms: int = 0
+
+
+SHORT_LOAD = RequestLoad("8", 8)
+# Some 80 requests a second of 32 clients. Those that begin at once stay together: after 400 ms all
+# of them ask again.
+TTFT_LOADS = (
+    RequestLoad("1", 1, 20),
+    RequestLoad("32 at once", 32, 400),
+    RequestLoad("32 one by one", 32, 400, 400),
+)
 _WARM_S = 1.5
 _NEVER_US = 3_600_000_000
 _MAX_TOKENS = 100_000
@@ -117,14 +137,14 @@ class _Bench:
                 for name, step_us in STEPS_US.items():
                     yield {"pace": name, **self._tokens(step_us)}
             elif part == "requests":
-                yield self._requests(8, AnswerPace(0, _NEVER_US), SHORT_PROMPT)
+                yield self._requests(SHORT_LOAD, SHORT_PROMPT)
             else:
-                for num_streams, prefill_ms in TTFT_LOADS:
-                    pace = AnswerPace(prefill_ms, _NEVER_US)
-                    yield self._requests(num_streams, pace, LONG_PROMPT)
+                for load in TTFT_LOADS:
+                    yield self._requests(load, LONG_PROMPT)
 
     def _tokens(self, step_us: int) -> Record:
-        told = self._run("tokens", NUM_STREAMS, AnswerPace(0, step_us), _MAX_TOKENS, SHORT_PROMPT)
+        load, pace = RequestLoad("tokens", NUM_STREAMS), AnswerPace(0, step_us)
+        told = self._run("tokens", load, pace, _MAX_TOKENS, SHORT_PROMPT)
         num, cpu_s = told["num_tokens"], told["cpu_s"]["gateway"]
         return {
             "tokens_per_s": round(num / told["wall_s"]),
@@ -137,29 +157,33 @@ class _Bench:
             "others_cpu": told["others_cpu"],
         }
 
-    def _requests(self, num_streams: int, pace: AnswerPace, num_prompt: int) -> Record:
-        told = self._run("requests", num_streams, pace, 1, num_prompt)
-        num = told["num_requests"]
-        added = [a - b for a, b in zip(told["first_s"], told["own_s"], strict=True)]
+    def _requests(self, load: RequestLoad, num_prompt: int) -> Record:
+        pace = AnswerPace(load.prefill_ms, _NEVER_US)
+        told = self._run("requests", load, pace, 1, num_prompt)
+        num, stages_s = told["num_requests"], told["stages_s"]
+        own_s = [stages.pop(OWN_STAGE, 0.0) for stages in stages_s]
+        added = [a - b for a, b in zip(told["first_s"], own_s, strict=True)]
         return {
-            "num_streams": num_streams,
-            "prefill_ms": pace.prefill_ms,
+            "load": load.name,
+            "prefill_ms": load.prefill_ms,
             "num_requests": num,
             "requests_per_s": round(num / told["wall_s"], 1),
             "cpu_ms": {name: round(s / num * 1e3, 3) for name, s in told["cpu_s"].items()},
             **_times(added, "added_ttft"),
+            "added_parts_ms": parts_ms(added, stages_s),
             **_times(told["lag_s"], "lag"),
             "others_cpu": told["others_cpu"],
         }
 
     def _idle(self) -> Record:
         count = self._options.num_idle
-        told = self._run("idle", count, AnswerPace(0, _NEVER_US), 1_000, SHORT_PROMPT)
+        load, pace = RequestLoad("idle", count), AnswerPace(0, _NEVER_US)
+        told = self._run("idle", load, pace, 1_000, SHORT_PROMPT)
         kib = {name: round(size / count / 1024, 2) for name, size in told["memory_bytes"].items()}
         return {"num_streams": count, "kib_per_stream": kib}
 
     def _run(
-        self, kind: str, num_streams: int, pace: AnswerPace, max_tokens: int, num_prompt: int
+        self, kind: str, load: RequestLoad, pace: AnswerPace, max_tokens: int, num_prompt: int
     ) -> Record:
         message = {"role": "user", "content": self._words.text("prompt", num_prompt)}
         body = {
@@ -174,8 +198,9 @@ class _Bench:
             "url": self._stack.url,
             "headers": {"Authorization": f"Bearer {self._key}"},
             "body": body,
-            "num_streams": num_streams,
+            "num_streams": load.num_streams,
             "seconds": self._options.seconds,
+            "spread_s": load.spread_ms / 1000,
             "warm_s": _WARM_S,
             "pids": self._pids,
         }
@@ -212,6 +237,17 @@ class LagProbe:
             connection.getresponse().read()
             self.times_s.append(time.perf_counter() - began_s)
         connection.close()
+
+
+def parts_ms(added_s: list[float], stages_s: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of the added time, of each of the gateway's stages in it, and of what is left: the
+    client, HTTP, and the wait for the event loop before the first stage."""
+    num = len(added_s)
+    names = dict.fromkeys(name for stages in stages_s for name in stages)
+    parts = {name: sum(stages.get(name, 0.0) for stages in stages_s) / num for name in names}
+    whole_s = sum(added_s) / num
+    parts = {"all of it": whole_s, **parts, "rest": whole_s - sum(parts.values())}
+    return {name: round(part_s * 1e3, 2) for name, part_s in parts.items()}
 
 
 def _times(values: list[float], name: str) -> Record:

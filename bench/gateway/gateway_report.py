@@ -10,6 +10,8 @@ from typing import Any
 from bench.router.router_report import table
 
 Record = dict[str, Any]
+# The name of the whole among its parts.
+_WHOLE = "all of it"
 
 
 def render(records: Sequence[Record]) -> str:
@@ -43,11 +45,27 @@ def _tokens(records: Sequence[Record]) -> str:
 
 def _requests(records: Sequence[Record]) -> str:
     rows = [["connections", "requests/s", "CPU ms per request", "added TTFT p50 / p99 ms"]]
-    for num_streams, runs in _by(records, "num_streams"):
+    for load, runs in _by(records, "load"):
         best = min(runs, key=lambda run: float(run["cpu_ms"]["gateway"]))
         cpu = ", ".join(f"{name} {ms:.2f}" for name, ms in best["cpu_ms"].items())
         rate = f"{best['requests_per_s']:,.0f}"
-        rows.append([str(num_streams), rate, cpu, _pair(runs, "added_ttft")])
+        rows.append([load, rate, cpu, _pair(runs, "added_ttft")])
+    return table(rows)
+
+
+def _ttft(records: Sequence[Record]) -> str:
+    return f"{_requests(records)}\n\n{_parts(records)}"
+
+
+def _parts(records: Sequence[Record]) -> str:
+    """The parts of the added time in the run in which it was shortest; they add up."""
+    of_load = {
+        load: min((run["added_parts_ms"] for run in runs), key=lambda parts: float(parts[_WHOLE]))
+        for load, runs in _by(records, "load")
+    }
+    rows = [["added TTFT, mean ms", *of_load]]
+    for name in dict.fromkeys(name for parts in of_load.values() for name in parts):
+        rows.append([name, *(f"{parts.get(name, 0.0):.2f}" for parts in of_load.values())])
     return table(rows)
 
 
@@ -64,7 +82,7 @@ _SECTIONS = {
     "environment": _environment,
     "tokens": _tokens,
     "requests": _requests,
-    "ttft": _requests,
+    "ttft": _ttft,
     "idle": _idle,
 }
 

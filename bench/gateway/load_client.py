@@ -3,7 +3,8 @@
 `python -m bench.gateway.load_client`; a process of its own. Its plans:
 
     tokens    so many streams that run all the time; counts tokens, events and bytes of a while
-    requests  so many clients, each with one request after the other; times of first tokens
+    requests  so many clients, each with one request after the other; times of first tokens. They
+              begin one by one over `spread_s`, or else all at once
     idle      so many streams that have begun and then wait
 
 CPU time and memory of the processes in `pids`, with their children, are taken at the ends of the
@@ -21,12 +22,11 @@ from urllib.parse import urlsplit
 import psutil
 import uvloop
 
-from bench.gateway.simulated_worker import OWN_STAGE
-
 Record = dict[str, Any]
 _EVENT, _HEAD_END, _END = b'"content":', b"\r\n\r\n", b"0\r\n\r\n"
 _EVENT_START, _ERROR = b"data: ", b'"error":'
-_OWN = re.compile(rb"%s;dur=([\d.]+)" % OWN_STAGE.encode())
+# A stage in the header Server-Timing.
+_STAGE = re.compile(rb"(\w+);dur=([\d.]+)")
 _CONNECT_AT_ONCE = 64
 
 
@@ -35,7 +35,9 @@ class CountingConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.num_spaces = self.num_starts = self.num_events = self.num_bytes = 0
-        self.first_s = self.own_s = 0.0
+        self.first_s = 0.0
+        # The stages up to the first token, as the response's headers tell them, in seconds.
+        self.stages_s: dict[str, float] = {}
         self._head: bytes | None = b""
         self._asked_s = 0.0
         self._transport: asyncio.Transport
@@ -89,8 +91,8 @@ class CountingConnection(asyncio.Protocol):
         if body.count(_EVENT) < 2 and not body.endswith(_END):
             return
         self.first_s = time.perf_counter() - self._asked_s
-        own = _OWN.search(head)
-        self.own_s = float(own[1]) / 1000 if own else 0.0
+        found = _STAGE.findall(head)
+        self.stages_s = {name.decode(): float(ms) / 1000 for name, ms in found}
         self._head = None
         self.begun.set_result(None)
         self.data_received(body)
@@ -131,14 +133,18 @@ class Load:
         clients = [await self._connect() for _ in range(self._plan["num_streams"])]
         await asyncio.gather(*(self._ask_for(each, self._plan["warm_s"]) for each in clients))
         cpu, began_s = self._cpu_s(), time.perf_counter()
-        asked = [self._ask_for(each, self._plan["seconds"]) for each in clients]
+        gap_s = self._plan["spread_s"] / len(clients)
+        asked = [
+            self._ask_for(each, self._plan["seconds"], index * gap_s)
+            for index, each in enumerate(clients)
+        ]
         times = [pair for pairs in await asyncio.gather(*asked) for pair in pairs]
         wall_s = time.perf_counter() - began_s
         return {
             "wall_s": wall_s,
             "num_requests": len(times),
-            "first_s": [first for first, _ in times],
-            "own_s": [own for _, own in times],
+            "first_s": [first_s for first_s, _ in times],
+            "stages_s": [stages_s for _, stages_s in times],
             "cpu_s": _less(self._cpu_s(), cpu),
         }
 
@@ -149,14 +155,16 @@ class Load:
         return {"memory_bytes": _less(self._memory(), before)}
 
     async def _ask_for(
-        self, client: CountingConnection, seconds: float
-    ) -> list[tuple[float, float]]:
-        """Times to the first token, and the worker's own part of them."""
+        self, client: CountingConnection, seconds: float, after_s: float = 0.0
+    ) -> list[tuple[float, dict[str, float]]]:
+        """Times to the first token, and their stages, of the requests that begin in these
+        seconds."""
         times, end_s = [], time.perf_counter() + seconds
+        await asyncio.sleep(after_s)
         while time.perf_counter() < end_s:
             client.ask(self._request)
             await client.begun
-            times.append((client.first_s, client.own_s))
+            times.append((client.first_s, client.stages_s))
             await client.ended
         return times
 

@@ -4,6 +4,7 @@ import asyncio
 
 from baton.demo_model import demo_model_path
 from baton.worker.settings import Settings
+from bench.gateway.gateway_bench import parts_ms
 from bench.gateway.gateway_report import render
 from bench.gateway.load_client import CountingConnection
 from bench.gateway.pace import AnswerPace
@@ -47,7 +48,7 @@ async def test_tokens_are_counted_however_they_are_cut_and_merged() -> None:
     connection.data_received(b"0\r\n\r\n")
     assert connection.begun.done()
     assert connection.ended.done()
-    assert connection.own_s == 0.0205
+    assert connection.stages_s == {"auth": 0.0001, "simulated": 0.0205}
     assert connection.num_spaces - body.count(b"data: ") == 4
 
 
@@ -59,3 +60,12 @@ def test_the_run_with_the_least_cpu_time_is_shown() -> None:
         for us_per_token in (40.0, 20.0, 30.0)
     ]
     assert "| paced | 20.0 | 12,800 | 12,800 | 0.50 | 1.0 / 4.0 |" in render(records)
+
+
+def test_the_parts_of_the_added_time_add_up() -> None:
+    added_s, stages_s = [0.010, 0.012], [{"auth": 0.001, "pick": 0.004}, {"pick": 0.006}]
+    parts = parts_ms(added_s, stages_s)
+    assert parts == {"all of it": 11.0, "auth": 0.5, "pick": 5.0, "rest": 5.5}
+    run = {"load": "1", "cpu_ms": {"gateway": 2.0}, "requests_per_s": 30.0}
+    run |= {"added_ttft_p50_ms": 11.0, "added_ttft_p99_ms": 12.0, "added_parts_ms": parts}
+    assert "| pick | 5.00 |" in render([{"part": "ttft", **run}])
