@@ -84,7 +84,8 @@ class ControlMarks:
         if len(chars) > _MAX_MARKS:
             raise ValueError(f"{len(chars)} different characters in control tokens")
         self._mark_of = {ord(c): _FIRST_MARK + i for i, c in enumerate(chars)}
-        self._char_of = {mark: char for char, mark in self._mark_of.items()}
+        self._char_of = {chr(mark): chr(char) for char, mark in self._mark_of.items()}
+        self._any_mark = re.compile(f"[{re.escape(''.join(self._char_of))}]" if chars else "(?!)")
         self._spelled = re.compile(trie_pattern(tokens))
         self._marked = re.compile(trie_pattern(self._marked_forms(tokens)))
         self._prefixes = _fragments(token[:i] for token in tokens for i in range(1, len(token)))
@@ -122,7 +123,8 @@ class ControlMarks:
 
     def unmark(self, text: str) -> str:
         """Replace every mark by the character that it stands for."""
-        return text.translate(self._char_of)
+        # Nearly all characters are not marks, and `translate` looks each of them up.
+        return self._any_mark.sub(lambda mark: self._char_of[mark[0]], text)
 
     def written_spans(self, marked_text: str) -> list[int]:
         """Flat [start, end) positions of the control tokens that the template wrote."""
