@@ -229,6 +229,7 @@ class Gateway:
                 vector_rooms=ByteRooms(limits.vectors, "lists of inputs"),
                 directory=self.directory,
                 tokenizer=clients.tokenizer,
+                in_thread=clients.in_thread,
                 artifacts=artifacts,
                 estimates=PromptEstimates(),
                 refusals=refusals,

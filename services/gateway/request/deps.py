@@ -7,7 +7,7 @@ from typing import Protocol
 
 from baton.system.clock import Clock
 from baton.wire.v1 import tokenizer_pb2
-from services.gateway.clients.protocols import TokenizerClient
+from services.gateway.clients.protocols import RunInThread, TokenizerClient
 from services.gateway.openai.generation import GenerationRequest, Identity, Thread
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.incoming import AnswerSink
@@ -85,6 +85,7 @@ class PipelineDeps:
     vector_rooms: ByteRooms
     directory: ModelDirectory
     tokenizer: TokenizerClient
+    in_thread: RunInThread
     artifacts: Artifacts
     estimates: PromptEstimates
     refusals: Refusals

@@ -19,7 +19,7 @@ from baton.runtime import logs
 from baton.wire.failures import BatonError, Cancelled, DeadlineExceeded, InternalFailure, Overloaded
 from baton.wire.prefix_hash import derive_cache_key
 from baton.wire.v1 import quota_pb2, tokenizer_pb2
-from services.gateway.openai.generation import GenerationRequest, Identity, Usage
+from services.gateway.openai.generation import ChatMessages, GenerationRequest, Identity, Usage
 from services.gateway.request import reports, submission
 from services.gateway.request.attempts import Attempts
 from services.gateway.request.deps import PipelineDeps
@@ -42,6 +42,9 @@ AUTHENTICATE_TIMEOUT_S = 1.0
 ENCODE_TIMEOUT_S = 10.0
 # A larger prompt is tokenized when it has its reservation.
 MAX_EARLY_BYTES = 16 * 1024
+# The rules of calls of longer ones take milliseconds to write, and are written beside the event
+# loop.
+LARGE_TOOLS_BYTES = 16 * 1024
 
 _log = logs.get("pipeline")
 
@@ -221,7 +224,16 @@ class Pipeline:
             if generates and (request.vector is not None or text_model.pooling is not None):
                 has_template = text_model.has_pair_template
                 request = fitted(request, text_model.pooling, has_pair_template=has_template)
-        return submission.with_defaults(request, text_model), model, text_model
+        return await self._with_defaults(request, text_model), model, text_model
+
+    async def _with_defaults(
+        self, request: GenerationRequest, text_model: TextModel
+    ) -> GenerationRequest:
+        prompt = request.prompt
+        tools = prompt.tools if isinstance(prompt, ChatMessages) else None
+        if tools is None or len(tools.tools_json) <= LARGE_TOOLS_BYTES:
+            return submission.with_defaults(request, text_model)
+        return await self._deps.in_thread(partial(submission.with_defaults, request, text_model))
 
     async def _parse(self, incoming: IncomingRequest, tenant: str) -> GenerationRequest:
         bodies, endpoint = self._deps.bodies, incoming.endpoint

@@ -16,7 +16,7 @@ import msgspec
 from baton.wire.limits import JSON_WHITE_SPACE
 from services.gateway.openai.generation import Function, Tools
 from services.gateway.tools.call_syntax import CallSyntax
-from services.gateway.tools.tagged_grammar import tagged_call
+from services.gateway.tools.tagged_grammar import MAX_RULE_CHARS, tagged_call, too_long
 
 
 def call_rules(
@@ -25,7 +25,12 @@ def call_rules(
     """The rule `answer` and those that it needs; with `has_form` it names one of answers without
     calls, `plain`. `special_ids`: the marks that are single tokens without text."""
     grammar = _Grammar(syntax, special_ids)
-    rules = [grammar.call(f"call_{n}", each) for n, each in enumerate(tools.functions)]
+    rules, num_chars = [], 0
+    for number, function in enumerate(tools.functions):
+        rules.append(grammar.call(f"call_{number}", function))
+        num_chars += sum(map(len, rules[-1]))
+        if num_chars > MAX_RULE_CHARS:
+            raise too_long()
     names = " | ".join(f"call_{number}" for number in range(len(rules)))
     calls = chain.from_iterable(rules)
     if tools.is_required:

@@ -21,13 +21,15 @@ _TYPES: Mapping[type, str] = {
 # As models that were taught Python write them.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _REFERENCE = "#/$defs/"
+# Definitions may name each other without end.
+MAX_DEPTH = 100
 _NO_DEFINITIONS: Mapping[str, Any] = {}
 
 
-def required_of(function: Function) -> list[Any]:
+def required_of(function: Function) -> set[str]:
     """The names of the parameters that a call must have."""
     required = msgspec.json.decode(function.parameters_json or "{}").get("required")
-    return required if isinstance(required, list) else []
+    return {each for each in listed(required) if isinstance(each, str)}
 
 
 def properties_of(function: Function) -> dict[str, Any]:
@@ -50,26 +52,59 @@ def resolved(schema: dict[str, Any]) -> Any:
     definitions = schema.get("$defs")
     if not isinstance(definitions, dict):
         return schema
-    named = definitions.get(_name_in(schema), schema)
+    named = definitions.get(name_in(schema), schema)
     return {"$defs": definitions, **named} if isinstance(named, dict) else named
 
 
-def _name_in(schema: dict[str, Any]) -> str:
+def name_in(schema: dict[str, Any]) -> str:
     """The definition that a schema refers to; empty when it refers to none."""
     return str(schema.get("$ref", "")).removeprefix(_REFERENCE)
 
 
-def types_of(schema: Any, definitions: Mapping[str, Any] = _NO_DEFINITIONS) -> set[str]:
+def with_own_definitions(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema with those of its definitions that it needs; with all where that is not plain."""
+    definitions = schema.get("$defs")
+    if not isinstance(definitions, dict):
+        return schema
+    rest = {name: value for name, value in schema.items() if name != "$defs"}
+    needed: dict[str, Any] = {}
+    waiting: list[Any] = [rest]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            waiting += part.values()
+            name = name_in(part)
+            if "$ref" in part and name not in definitions:
+                return schema
+            if name in definitions and name not in needed:
+                needed[name] = definitions[name]
+                waiting.append(definitions[name])
+        elif isinstance(part, list):
+            waiting += part
+    return {"$defs": needed, **rest} if needed else rest
+
+
+def types_of(schema: Any) -> set[str]:
     """The types that a schema admits, as it says them; empty: any. A schema that is wrong admits
-    any. `definitions`: those that it may refer to, if it has none of its own."""
-    if not isinstance(schema, dict):
-        return set()
-    own = schema.get("$defs")
-    definitions = own if isinstance(own, dict) else definitions
-    if (name := _name_in(schema)) in definitions:
-        # Without this one: a definition may refer to itself.
-        others = {key: value for key, value in definitions.items() if key != name}
-        return types_of(definitions[name], others)
+    any."""
+    definitions = schema.get("$defs") if isinstance(schema, dict) else None
+    known = definitions if isinstance(definitions, dict) else _NO_DEFINITIONS
+    return _types(schema, known, {}, 0) or set()
+
+
+def _types(
+    schema: Any, definitions: Mapping[str, Any], known: dict[str, set[str] | None], depth: int
+) -> set[str] | None:
+    """The types of a schema; None: any. `known`: those of definitions, each of which is read once,
+    however often others name it."""
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+        return None
+    if (name := name_in(schema)) in definitions:
+        if name not in known:
+            # A definition that names itself admits any.
+            known[name] = None
+            known[name] = _types(definitions[name], definitions, known, depth + 1)
+        return known[name]
     if "const" in schema:
         return {type_of(schema["const"])}
     if isinstance(schema.get("enum"), list):
@@ -77,14 +112,18 @@ def types_of(schema: Any, definitions: Mapping[str, Any] = _NO_DEFINITIONS) -> s
     types = schema.get("type")
     named = types if isinstance(types, list) else [types]
     found = {each for each in named if isinstance(each, str)}
-    for key in ("anyOf", "oneOf"):
-        parts = schema.get(key)
-        for part in parts if isinstance(parts, list) else ():
-            admitted = types_of(part, definitions)
-            if not admitted:
-                return set()
-            found |= admitted
-    return found
+    branches = [each for key in ("anyOf", "oneOf") for each in listed(schema.get(key))]
+    for branch in branches:
+        admitted = _types(branch, definitions, known, depth + 1)
+        if admitted is None:
+            return None
+        found |= admitted
+    return found if found or branches else None
+
+
+def listed(value: Any) -> list[Any]:
+    """A value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
 
 
 def type_of(value: Any) -> str:

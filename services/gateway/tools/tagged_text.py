@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from baton.wire.failures import InvalidRequest, quoted
-from services.gateway.tools.tagged_schema import encoded, resolved
+from services.gateway.tools.tagged_schema import MAX_DEPTH, encoded, name_in
 
 _ANYTHING = r"(.|\n)*"
 # Longer texts are more than the library counts.
@@ -45,8 +45,9 @@ _PLAIN: Mapping[str, str] = {
     "number": rf"/{_INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
 }
 _PART = re.compile(r"\\.|[][()|]", re.DOTALL)
-# A slash that is not escaped ends a regex of Lark.
-_SLASH = re.compile(r"(?<!\\)/")
+# A slash that is not escaped ends a regex of Lark, and so does the end of a line.
+_MEANT_BY_LARK = re.compile(r"\\.|[/\n]", re.DOTALL)
+_ESCAPED = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 _ESCAPED_END = re.compile(r"(?<!\\)(\\\\)*\\\$$")
 
 
@@ -62,36 +63,60 @@ def forms_of(schema: Any) -> Forms | None:
     texts cannot be enforced."""
     if not isinstance(schema, dict):
         return None
-    schema = resolved(schema)
-    if "const" in schema:
-        return Forms((_literal(schema["const"]),))
-    if isinstance(schema.get("enum"), list):
-        return Forms(tuple(map(_literal, schema["enum"])))
-    types = schema.get("type")
-    branches = schema.get("anyOf") or schema.get("oneOf")
-    if isinstance(types, list):
-        branches = [{**schema, "type": each} for each in types]
-    if isinstance(branches, list):
-        return _forms_of_any(branches, schema)
-    if types == "string":
-        text = _text(schema)
-        return None if text is None else Forms((text,))
-    return Forms((), (schema,)) if types else None
+    return _Reader(schema).forms(schema, 0)
 
 
-def _forms_of_any(branches: list[Any], schema: dict[str, Any]) -> Forms | None:
-    shared = {name: schema[name] for name in ("$defs", "x-guidance") if name in schema}
-    found = Forms()
-    for branch in branches:
-        forms = forms_of({**shared, **branch} if isinstance(branch, dict) else branch)
-        if forms is None:
+class _Reader:
+    """Reads one schema. Each of its definitions is read once, however often others name it."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        definitions = schema.get("$defs")
+        self._definitions = definitions if isinstance(definitions, dict) else {}
+        self._shared = {name: schema[name] for name in ("$defs", "x-guidance") if name in schema}
+        self._known: dict[str, Forms | None] = {}
+
+    def forms(self, schema: Any, depth: int) -> Forms | None:
+        """The forms of a part of the schema; None: any text."""
+        if not isinstance(schema, dict) or depth > MAX_DEPTH:
             return None
-        found = Forms(found.terms + forms.terms, found.schemas + forms.schemas)
-    if not found.terms:
-        return Forms((), (schema,))
-    plain = [each["type"] for each in found.schemas if each["type"] in _PLAIN]
-    others = tuple(each for each in found.schemas if each["type"] not in _PLAIN)
-    return Forms((*found.terms, *(_PLAIN[name] for name in plain)), others)
+        if (name := name_in(schema)) in self._definitions:
+            if name not in self._known:
+                # A definition that names itself admits any.
+                self._known[name] = None
+                self._known[name] = self.forms(self._definitions[name], depth + 1)
+            return self._known[name]
+        schema = {**self._shared, **schema}
+        if "const" in schema:
+            return Forms((_literal(schema["const"]),))
+        if isinstance(schema.get("enum"), list):
+            return Forms(tuple(map(_literal, schema["enum"])))
+        types = schema.get("type")
+        branches = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(types, list):
+            branches = [{**schema, "type": each} for each in types]
+        if isinstance(branches, list):
+            return self._forms_of_any(branches, schema, depth)
+        if types == "string":
+            text = _text(schema)
+            return None if text is None else Forms((text,))
+        return Forms((), (schema,)) if isinstance(types, str) else None
+
+    def _forms_of_any(
+        self, branches: list[Any], schema: dict[str, Any], depth: int
+    ) -> Forms | None:
+        terms: dict[str, None] = {}
+        schemas: dict[int, dict[str, Any]] = {}
+        for branch in branches:
+            forms = self.forms(branch, depth + 1)
+            if forms is None:
+                return None
+            terms |= dict.fromkeys(forms.terms)
+            schemas |= {id(each): each for each in forms.schemas}
+        if not terms:
+            return Forms((), (schema,)) if schemas else Forms()
+        plain = [_PLAIN[each["type"]] for each in schemas.values() if each["type"] in _PLAIN]
+        others = [each for each in schemas.values() if each["type"] not in _PLAIN]
+        return Forms(tuple(terms | dict.fromkeys(plain)), tuple(others))
 
 
 def _text(schema: dict[str, Any]) -> str | None:
@@ -144,7 +169,7 @@ def _searched(pattern: str) -> str:
             found.append(f"{begin}({inner[:-1]})")
         else:
             found.append(f"{begin}({inner}){_ANYTHING}")
-    return _SLASH.sub(r"\/", "|".join(found))
+    return _MEANT_BY_LARK.sub(lambda match: _ESCAPED.get(match[0], match[0]), "|".join(found))
 
 
 def _branches(pattern: str) -> Iterator[str]:

@@ -177,13 +177,14 @@ class Fleet:
         self.mute: set[str] = set()
         self.files = MemoryFiles()
         self.body_parser = InlineParser()
+        self.num_in_thread = 0
         clients = Clients(
             quota=self.quota,
             tokenizer=self.tokenizer,
             routers={"router": self.router},
             dial=self._dial,
             outbox_files=self.files,
-            in_thread=inline,
+            in_thread=self._in_thread,
             body_parser=self.body_parser,
             store=store,
             safety=safety,
@@ -195,6 +196,10 @@ class Fleet:
         # The time that clients give their first tokens.
         self.first_token_s: float | None = None
         self._next_id = 0
+
+    async def _in_thread(self, work: Callable[[], T], /) -> T:
+        self.num_in_thread += 1
+        return work()
 
     async def _dial(self, endpoint: str) -> MemoryStream:
         worker = self.workers[endpoint.partition(":")[0]]

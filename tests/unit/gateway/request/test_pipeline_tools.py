@@ -8,7 +8,7 @@ import pytest
 from baton.wire.failures import InvalidRequest
 from services.gateway.openai.chat_answer import ChatAnswer
 from services.gateway.openai.generation import Usage
-from tests.unit.gateway.fakes import Fleet, RecordingSink, artifact, simulate
+from tests.unit.gateway.fakes import Fleet, RecordingSink, artifact, model_state, simulate
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": CITY}}]
@@ -172,6 +172,25 @@ def test_arguments_between_tags_become_json() -> None:
         (call,) = choice["message"]["tool_calls"]
         assert call["function"] == {"name": "f", "arguments": '{"city": "Paris"}'}
         assert choice["finish_reason"] == "tool_calls"
+
+    simulate(scenario, prepare=prepare)
+
+
+@pytest.mark.parametrize(("num_parameters", "num_threads"), [(2, 0), (1000, 1)])
+def test_the_rules_of_long_schemas_are_written_beside_the_event_loop(
+    num_parameters: int, num_threads: int
+) -> None:
+    def prepare(fleet: Fleet) -> None:
+        fleet.router.models = [model_state(max_model_len=100_000)]
+
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat()
+        before = fleet.num_in_thread
+        names = [f"parameter_{number}" for number in range(num_parameters)]
+        schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        await fleet.chat(tools=tools, tool_choice="required")
+        assert fleet.num_in_thread - before == num_threads
 
     simulate(scenario, prepare=prepare)
 

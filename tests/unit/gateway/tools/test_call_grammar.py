@@ -1,5 +1,7 @@
 """Grammars of tool calls, against the library that enforces them, over a tokenizer of bytes."""
 
+import json
+
 import llguidance
 import pytest
 
@@ -7,6 +9,7 @@ from baton.wire.failures import InvalidRequest
 from services.gateway.openai.generation import Function, Tools
 from services.gateway.tools.call_grammar import call_rules
 from services.gateway.tools.call_syntax import SYNTAXES
+from services.gateway.tools.tagged_schema import types_of
 
 CITY = '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
 F, G = Function("f", CITY, is_strict=True), Function("g", "")
@@ -152,6 +155,7 @@ def texts_follow(schema: str, right: list[str], wrong: list[str]) -> None:
         ('"pattern": "[0-9]/[0-9]"', ["on 1/2", "3/4 </b>"], ["1-2", ""]),
         ('"pattern": "^a|b$"', ["axx", "xxb"], ["xax", "bx"]),
         ('"pattern": "^[|)]$"', ["|", ")"], ["x"]),
+        (r'"pattern": "^a\\\\/\n$"', ["a\\/\n"], ["a/\n"]),
         ('"minLength": 2, "maxLength": 3', ["ab", "é€x"], ["a", "abcd"]),
         ('"minLength": 1', ["a", "a\nb" * 99], [""]),
         ('"format": "date"', ["2026-02-28"], ["tomorrow", "2026-13-01", "2026-02-28Z"]),
@@ -193,6 +197,55 @@ def test_a_value_between_tags_has_one_of_the_forms_that_its_schema_lists(
     schema: str, right: list[str], wrong: list[str]
 ) -> None:
     texts_follow(schema, right, wrong)
+
+
+def function_with(definitions: dict[str, object], *names: str) -> Function:
+    """A function with a parameter for each of these definitions."""
+    properties = {f"p_{name}": {"$ref": f"#/$defs/{name}"} for name in names}
+    schema = {"type": "object", "$defs": definitions, "properties": properties}
+    return Function("f", json.dumps(schema), is_strict=True)
+
+
+def either(*names: str) -> dict[str, object]:
+    return {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names]}
+
+
+def test_definitions_that_name_each_other_are_read_once() -> None:
+    twice = {f"d{number}": either(f"d{number + 1}", f"d{number + 1}") for number in range(30)}
+    twice |= {"d30": {"type": "string", "pattern": "^x$"}}
+    grammar = grammar_of("glm45", Tools(b"", (function_with(twice, "d0"),), is_required=True))
+    call = "<tool_call>f\n<arg_key>p_d0</arg_key>\n<arg_value>{0}</arg_value>\n</tool_call>"
+    assert accepts(grammar, call.format("x"))
+    assert not accepts(grammar, call.format("y"))
+    assert types_of({"$defs": twice, "$ref": "#/$defs/d0"}) == {"string"}
+
+
+@pytest.mark.parametrize(
+    "definitions",
+    [
+        {"a": either("a")},
+        {"a": either("b"), "b": either("a")},
+        {"a": {"type": {"b": 1}}},
+        {"a": {"anyOf": [{"type": ["string", {"b": 1}], "pattern": "^x"}]}},
+        {"a": either("d0"), **{f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(2000)}},
+    ],
+)
+def test_definitions_that_lead_nowhere_admit_any_text(definitions: dict[str, object]) -> None:
+    function = function_with(definitions, "a")
+    grammar = grammar_of("glm45", Tools(b"", (function,), is_required=True))
+    call = "<tool_call>f\n<arg_key>p_a</arg_key>\n<arg_value>hi</arg_value>\n</tool_call>"
+    assert accepts(grammar, call)
+
+
+def test_a_parameter_has_the_definitions_that_it_needs_and_all_together_are_bounded() -> None:
+    small = {f"d{number}": {"type": "integer", "title": "t" * 99} for number in range(99)}
+    rules = grammar_of("glm45", Tools(b"", (function_with(small, *small),), is_required=True))
+    assert len(rules) < 99 * 1000
+    large = {"d": {"type": "array", "items": {"$ref": "#/$defs/e"}}, "e": {"title": "t" * 60_000}}
+    names = {f"d{number}": large["d"] for number in range(99)}
+    functions = (function_with({**large, **names}, *names),)
+    with pytest.raises(InvalidRequest, match="too long"):
+        grammar_of("glm45", Tools(b"", functions, is_required=True))
 
 
 @pytest.mark.parametrize(
