@@ -7,7 +7,7 @@ model, how many it has at least.
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from baton.wire.failures import InvalidRequest
 from baton.wire.prefix_hash import TOKEN_BYTES
@@ -30,6 +30,7 @@ _MAX_RATIOS = 4096
 
 # Model, chat or plain text, and the size in bits: a short chat is mostly template.
 _Kind = tuple[str, bool, int]
+_Prompt = ChatMessages | PlainText | PromptTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +53,14 @@ class PromptEstimates:
     ) -> PromptEstimate:
         """The tokens of a prompt. `longest_token`: the bytes of the model's longest; 0 = not known.
         Raises InvalidRequest for a prompt that can never fit."""
-        if isinstance(request.prompt, PromptTokens):
-            num_tokens = len(request.prompt.token_ids) // TOKEN_BYTES
-            _check_room(request, model, num_tokens)
-            return PromptEstimate(num_tokens)
-        num_bytes = num_prompt_bytes(request)
-        fewest = int(num_bytes * _LEAST_TEXT / longest_token) if longest_token else 0
-        _check_room(request, model, fewest)
-        likely = min(self._likely(request, model), model.max_model_len - 1)
-        return PromptEstimate(max(likely, fewest, 1), max(fewest, 1))
+        return self._estimate(request.prompt, request.max_tokens, model, longest_token)
 
     def estimate_shortened(
         self, request: GenerationRequest, model: ServedModel, most_tokens: int
     ) -> PromptEstimate:
         """As `estimate`, of a conversation that is shortened to `most_tokens` if it is too long."""
-        return PromptEstimate(max(min(self._likely(request, model), most_tokens), 1), 1)
+        likely = self._likely(request.prompt, _num_bytes(request.prompt), model)
+        return PromptEstimate(max(min(likely, most_tokens), 1), 1)
 
     def estimate_all(
         self, request: GenerationRequest, model: ServedModel, longest_token: int
@@ -74,23 +68,37 @@ class PromptEstimates:
         """As `estimate`, of all prompts of a request together."""
         prompts = request.prompts or (request.prompt,)
         each = [
-            self.estimate(replace(request, prompt=prompt, prompts=()), model, longest_token)
-            for prompt in prompts
+            self._estimate(prompt, request.max_tokens, model, longest_token) for prompt in prompts
         ]
         num_tokens = sum(one.num_tokens for one in each)
         if not any(one.fewest for one in each):
             return PromptEstimate(num_tokens)
         return PromptEstimate(num_tokens, sum(one.fewest or one.num_tokens for one in each))
 
-    def _likely(self, request: GenerationRequest, model: ServedModel) -> int:
-        ratio = self._ratios.get(_kind_of(request, model), 1 / _MARGIN)
-        return math.ceil(ratio * _MARGIN * num_prompt_bytes(request))
+    def _estimate(
+        self, prompt: _Prompt, max_tokens: int | None, model: ServedModel, longest_token: int
+    ) -> PromptEstimate:
+        """As `estimate`. A list has thousands of prompts."""
+        if isinstance(prompt, PromptTokens):
+            num_tokens = len(prompt.token_ids) // TOKEN_BYTES
+            _check_room(prompt, max_tokens, model, num_tokens)
+            return PromptEstimate(num_tokens)
+        num_bytes = _num_bytes(prompt)
+        fewest = int(num_bytes * _LEAST_TEXT / longest_token) if longest_token else 0
+        _check_room(prompt, max_tokens, model, fewest)
+        likely = min(self._likely(prompt, num_bytes, model), model.max_model_len - 1)
+        return PromptEstimate(max(likely, fewest, 1), max(fewest, 1))
+
+    def _likely(self, prompt: _Prompt, num_bytes: int, model: ServedModel) -> int:
+        ratio = self._ratios.get(_kind_of(prompt, num_bytes, model), 1 / _MARGIN)
+        return math.ceil(ratio * _MARGIN * num_bytes)
 
     def note(self, request: GenerationRequest, model: ServedModel, num_tokens: int) -> None:
         """Note the tokens that a prompt has in truth."""
         if isinstance(request.prompt, PromptTokens):
             return
-        kind, ratio = _kind_of(request, model), num_tokens / max(num_prompt_bytes(request), 1)
+        num_bytes = num_prompt_bytes(request)
+        kind, ratio = _kind_of(request.prompt, num_bytes, model), num_tokens / max(num_bytes, 1)
         last = self._ratios.get(kind, ratio)
         self._ratios[kind] = max(ratio, last + (ratio - last) * _DECAY)
         self._ratios.move_to_end(kind)
@@ -105,7 +113,7 @@ def num_prompt_bytes(request: GenerationRequest) -> int:
     return _num_bytes(request.prompt)
 
 
-def _num_bytes(prompt: ChatMessages | PlainText | PromptTokens) -> int:
+def _num_bytes(prompt: _Prompt) -> int:
     match prompt:
         case ChatMessages(messages_json, tools):
             return len(messages_json) + (0 if tools is None else len(tools.tools_json))
@@ -115,15 +123,14 @@ def _num_bytes(prompt: ChatMessages | PlainText | PromptTokens) -> int:
             return len(token_ids)
 
 
-def _kind_of(request: GenerationRequest, model: ServedModel) -> _Kind:
-    is_chat = isinstance(request.prompt, ChatMessages)
-    return model.model_fp, is_chat, num_prompt_bytes(request).bit_length()
+def _kind_of(prompt: _Prompt, num_bytes: int, model: ServedModel) -> _Kind:
+    return model.model_fp, isinstance(prompt, ChatMessages), num_bytes.bit_length()
 
 
-def _check_room(request: GenerationRequest, model: ServedModel, fewest: int) -> None:
-    if fewest < model.max_model_len + (request.max_tokens == 0):
+def _check_room(prompt: _Prompt, max_tokens: int | None, model: ServedModel, fewest: int) -> None:
+    if fewest < model.max_model_len + (max_tokens == 0):
         return
-    param = "messages" if isinstance(request.prompt, ChatMessages) else "prompt"
+    param = "messages" if isinstance(prompt, ChatMessages) else "prompt"
     raise InvalidRequest(
         f"This model's maximum context length is {model.max_model_len} tokens, of which at least"
         f" 1 is for the answer. However, your {param} resulted in at least {fewest} tokens."

@@ -50,15 +50,21 @@ class PromptList:
         self._auditor = auditor
         self._clock = clock
         self._answer = _SharedAnswer(valid, sink)
-        self._places = asyncio.Semaphore(_num_at_once(valid))
 
     async def each(self, work: Callable[[ValidRequest, int], Awaitable[None]]) -> None:
         """Do something with each prompt, a few at once. Raises the first failure, when the work on
         the others has ended."""
+        num_prompts = len(self._valid.request.prompts)
+        numbers = iter(range(num_prompts))
+
+        async def work_on() -> None:
+            for number in numbers:
+                await self._work(work, number)
+
         try:
             async with asyncio.TaskGroup() as tasks:
-                for number in range(len(self._valid.request.prompts)):
-                    tasks.create_task(self._in_turn(work, number))
+                for _ in range(min(_num_at_once(self._valid), num_prompts)):
+                    tasks.create_task(work_on())
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
@@ -88,15 +94,14 @@ class PromptList:
         self._trace.stage = Stage.FLUSH
         await self._answer.end(self._trace)
 
-    async def _in_turn(
+    async def _work(
         self, work: Callable[[ValidRequest, int], Awaitable[None]], number: int
     ) -> None:
-        async with self._places:
-            valid = self._part(number)
-            try:
-                await work(valid, number)
-            except InvalidRequest as error:
-                raise _named(error, number, valid.request) from error
+        valid = self._part(number)
+        try:
+            await work(valid, number)
+        except InvalidRequest as error:
+            raise _named(error, number, valid.request) from error
 
     def _part(self, number: int) -> ValidRequest:
         """The request of one prompt. Its first token is due in the client's time from now on."""

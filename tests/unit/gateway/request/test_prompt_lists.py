@@ -61,6 +61,19 @@ def test_prompts_run_beside_each_other_a_few_at_once() -> None:
     simulate(scenario)
 
 
+def test_a_long_list_has_no_more_tasks_than_prompts_that_run() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        before = len(asyncio.all_tasks())
+        body = {"model": "demo", "prompt": ["a"] * 256}
+        incoming = fleet.incoming("/v1/completions", body)
+        running = fleet.tasks.create_task(fleet.gateway.pipeline.run(incoming, RecordingSink()))
+        await asyncio.sleep(0.03)
+        assert len(asyncio.all_tasks()) - before < 64
+        running.cancel()
+
+    simulate(scenario)
+
+
 def test_a_prompt_that_fails_ends_the_others_and_is_named() -> None:
     async def scenario(fleet: Fleet) -> None:
         sink = RecordingSink()
