@@ -4,7 +4,8 @@ goes before less important ones that have begun.
 One token budget per step; `chunk_policy.py` says how much of it prefill may use. A sequence without
 credit is parked: it keeps its blocks and stays out of the batch. When a decode needs a block and
 none is left, parked sequences lose theirs first, then the least important, newest one; it goes back
-to the queue and is computed again. Parked sequences also give way to a waiting one when nothing
+to the queue and is computed again. Where more decode than a step has places for, those that miss it
+go first in one step of MAX_MISSED. Parked sequences also give way to a waiting one when nothing
 else could run, and give up their blocks when they are parked for long (`step_planner.py`).
 Knows no runner and no clock; arrivals, deadlines and ends are the engine's.
 """
@@ -16,6 +17,9 @@ from baton.engine.kv.block_manager import BlockManager
 from baton.engine.sequence.sequence import Sequence, SequenceGroup, SequenceState
 from baton.engine.step.chunk_policy import ChunkPolicy
 from baton.engine.step.step_plan import ScheduledSequence, StepPlan
+
+# The steps in a row that a sequence misses at most for want of a place, unless most miss them.
+MAX_MISSED = 8
 
 
 class RankedList:
@@ -81,6 +85,9 @@ class Scheduler:
         # There may be suspects; and the one that has its turn (see `_turns`).
         self._has_suspects = False
         self._alone: str | None = None
+        # Decodes for which the last step had no place, and the steps that left any out.
+        self._left_out: list[Sequence] = []
+        self._num_short_steps = 0
 
     @property
     def num_reserved_blocks(self) -> int:
@@ -198,9 +205,12 @@ class Scheduler:
         running = [seq for seq in self.running.snapshot() if not seq.is_parked]
         if self._has_suspects:
             running = [seq for seq in running if self._has_turn(seq)]
+        if self._left_out:
+            running = self._with_turns(running)
         prefilling = []
-        for seq in running:
+        for place, seq in enumerate(running):
             if plan.is_full:
+                self._left_out = running[place:]
                 break
             if not self._is_ready(seq, plan):
                 prefilling.append(seq)
@@ -208,6 +218,14 @@ class Scheduler:
                 for member in (seq,) if seq.group is None else seq.members:
                     plan.add(member, 1)
         return prefilling
+
+    def _with_turns(self, running: list[Sequence]) -> list[Sequence]:
+        """Those that run, in the order of this step."""
+        left_out, self._left_out = set(map(id, self._left_out)), []
+        self._num_short_steps += 1
+        if self._num_short_steps % MAX_MISSED:
+            return running
+        return sorted(running, key=lambda seq: id(seq) not in left_out)
 
     def _start_waiting(self, plan: StepPlan, before: Sequence | None = None) -> None:
         """Start the sequences for which there is room, or those more important than `before`."""
@@ -303,7 +321,7 @@ class Scheduler:
             return True
         members = seq.members
         while not self._manager.can_grow(members):
-            victim = self._choose_victim()
+            victim = self._choose_victim(plan)
             self.requeue(victim)
             plan.num_preemptions += 1
             if victim is seq:
@@ -319,9 +337,15 @@ class Scheduler:
         # A prompt that is computed again: its beams hold its blocks already, and will read them.
         return bool(seq.group.beams) and seq.num_uncomputed_tokens > 0
 
-    def _choose_victim(self) -> Sequence:
-        """Choose the sequence to preempt. Planned ones are more important and are never chosen."""
-        candidates = [seq for seq in self.running.snapshot() if seq.can_be_preempted]
+    def _choose_victim(self, plan: StepPlan) -> Sequence:
+        """Choose the sequence to preempt, which is not planned."""
+        planned = {id(scheduled.seq) for scheduled in plan.sequences}
+        candidates = [
+            seq
+            for seq in self.running.snapshot()
+            if seq.can_be_preempted
+            and planned.isdisjoint(map(id, (seq,) if seq.group is None else seq.members))
+        ]
         parked = [seq for seq in candidates if seq.is_parked]
         return (parked or candidates)[-1]
 

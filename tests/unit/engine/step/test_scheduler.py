@@ -5,6 +5,7 @@ import pytest
 
 from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.engine.protocol.messages import Abort, Bind, Credit, Fork, Start
+from baton.engine.step.scheduler import MAX_MISSED
 from baton.engine.step.step_plan import MAX_PROMPT_LOGPROB_TOKENS
 from baton.testing.engine_driver import EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
@@ -43,6 +44,37 @@ def test_parked_sequences_leave_their_places_and_share_them_when_all_come_back()
         driver.step()
         assert driver.events.num_step_seqs <= 2
     assert list(driver.finished) == [1, 2, 3, 4]
+
+
+def test_a_sequence_without_a_place_misses_a_few_steps_only() -> None:
+    driver = make_driver(max_num_seqs=2, max_step_tokens=16)
+    driver.step(
+        add_sequence(1, range(4), credit=1, max_tokens=90),
+        add_sequence(2, range(4), credit=1, max_tokens=90),
+    )
+    driver.step(add_sequence(3, range(4), max_tokens=60), add_sequence(4, range(4), max_tokens=60))
+    driver.step(Credit(1, 90), Credit(2, 90))
+    num_missed, most_missed = dict.fromkeys((3, 4), 0), 0
+    while 1 not in driver.finished:
+        driver.step()
+        assert driver.events.num_step_seqs <= 2
+        for seq_id in num_missed:
+            num_missed[seq_id] = 0 if seq_id in computed(driver) else num_missed[seq_id] + 1
+        most_missed = max(most_missed, *num_missed.values())
+    assert most_missed <= MAX_MISSED
+
+
+def test_decodes_that_take_turns_also_take_each_others_blocks() -> None:
+    driver = make_driver(num_blocks=20, max_num_seqs=2, max_step_tokens=16)
+    asked = {"max_tokens": 40}
+    driver.step(
+        add_sequence(1, range(4), credit=1, **asked), add_sequence(2, range(4), credit=1, **asked)
+    )
+    driver.step(add_sequence(3, range(4), **asked), add_sequence(4, range(4), **asked))
+    driver.step(Credit(1, 40), Credit(2, 40))
+    driver.run()
+    assert set(driver.finished) == {1, 2, 3, 4}
+    assert {len(tokens) for tokens in driver.tokens.values()} == {40}
 
 
 def test_a_search_waits_until_all_its_beams_have_places() -> None:
