@@ -33,8 +33,9 @@ class _Body(msgspec.Struct):
     """The fields of a body that matter to its batch."""
 
     model: str
-    stream: Any = None
-    background: Any = None
+    # Not decoded: they may be anything.
+    stream: msgspec.Raw = msgspec.Raw(b"null")
+    background: msgspec.Raw = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def parse_line(number: int, text: bytes, endpoint: str) -> Line:
         message = f"url: got {quoted(line.url)}; expected {endpoint}, as the batch"
         raise LineError("mismatched_url", message, param="url")
     for name in ("stream", "background"):
-        if getattr(body, name):
+        if bytes(getattr(body, name)) not in (b"null", b"false"):
             message = f"{name}: not in a batch"
             raise LineError("unsupported_parameter", message, param=f"body.{name}")
     return Line(number, line.custom_id, body.model, bytes(line.body))

@@ -102,3 +102,19 @@ def test_a_form_is_read_in_pieces_of_any_size(size: int) -> None:
 def test_another_content_type_is_refused(content_type: str) -> None:
     with pytest.raises(InvalidRequest, match="multipart/form-data"):
         boundary_of(content_type)
+
+
+def test_a_long_content_type_is_refused_unread() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        boundary_of("multipart/form-data; boundary=b; a=" + ";" * 2048)
+    assert caught.value.reason == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
+async def test_a_field_with_a_long_head_is_refused(end: bytes) -> None:
+    async def sent() -> AsyncIterator[bytes]:
+        yield b'--b\r\ncontent-disposition: form-data; name="' + b";" * 2048 + end
+
+    with pytest.raises(InvalidRequest, match="head of a field"):
+        async for _ in parts_of(sent(), b"b"):
+            pass
