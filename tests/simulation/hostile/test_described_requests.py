@@ -23,7 +23,7 @@ from tests.simulation.hostile.long_counts import examples, in_parts
 from tests.unit.gateway.hostile.described import described
 from tests.unit.gateway.stored.clients import Answered, Caller, with_store
 
-NUM_EXAMPLES = 240
+NUM_EXAMPLES = 150
 CHECKS: list[Any] = [
     status_code_conformance,
     content_type_conformance,
