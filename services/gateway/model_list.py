@@ -2,10 +2,11 @@
 
 Beyond OpenAI's fields: vLLM's `max_model_len` (the tokens that prompt and answer may have
 together), what the model can be asked for, and the syntaxes in which it writes calls and reasoning.
-These are in the model's files, and left out while no tokenizer gives them.
+These are in the model's files, and left out while no tokenizer gives them. The engines that compute
+it, and the parameters that those refuse, are what its workers say.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import msgspec
@@ -13,6 +14,9 @@ import msgspec
 from baton.wire.failures import BatonError, ModelNotFound, did_you_mean, quoted
 from services.gateway.routing.models import ModelDirectory, ServedModel
 from services.gateway.text.detokenize import MAX_MODELS, Artifacts, TextModel
+
+# Workers register what they do not serve: parameters, and this one endpoint.
+_ENDPOINTS = frozenset(("embeddings",))
 
 
 class ModelCards:
@@ -50,13 +54,19 @@ class ModelCards:
             "max_model_len": max_model_len,
         }
         models = self._directory.ready_behind(name)
-        return {**card, **await self._abilities(models)} if knows_files and models else card
+        if not models:
+            return card
+        card["engines"] = sorted({engine for model in models for engine in model.engines})
+        lacking = frozenset().union(*(model.unsupported for model in models))
+        card["unsupported_parameters"] = sorted(lacking - _ENDPOINTS)
+        return {**card, **await self._abilities(models)} if knows_files else card
 
     async def _abilities(self, models: list[ServedModel]) -> dict[str, Any]:
         """The abilities that all models behind a name have."""
         try:
             found = [
-                _abilities_of(await self._artifacts.text_model(model.model_fp)) for model in models
+                _abilities_of(await self._artifacts.text_model(model.model_fp), model.unsupported)
+                for model in models
             ]
         except BatonError:
             return {}
@@ -71,7 +81,7 @@ class ModelCards:
         return {"capabilities": capabilities, **syntaxes}
 
 
-def _abilities_of(model: TextModel) -> dict[str, Any]:
+def _abilities_of(model: TextModel, unsupported: Set[str]) -> dict[str, Any]:
     calls, reasoning, writes = model.call_syntax, model.reasoning_syntax, model.pooling is None
     return {
         "capabilities": {
@@ -79,7 +89,7 @@ def _abilities_of(model: TextModel) -> dict[str, Any]:
             "completions": writes,
             "tools": writes and model.has_chat_template and calls is not None,
             "reasoning": writes and reasoning is not None,
-            "structured_output": writes,
+            "structured_output": writes and "response_format" not in unsupported,
             "logprobs": writes,
             "embeddings": model.pooling is not None and not model.pooling.is_score,
             "rerank": model.pooling is not None and model.pooling.is_score,

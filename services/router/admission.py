@@ -68,6 +68,11 @@ class AdmissionView:
             state.max_model_len = model.max_model_len
             state.vocab_size = model.vocab_size
             state.eos_token_ids.extend(model.eos_token_ids)
+            decodes = [w.registration for w in self._fleet.of_model(model_fp, DECODE)]
+            state.engines.extend(sorted({each.engine for each in decodes}))
+            if decodes:
+                lacking = frozenset.intersection(*(each.unsupported for each in decodes))
+                state.unsupported.extend(sorted(lacking))
             state.workers.extend(self._worker_state(worker) for worker in self._workers(model_fp))
             view.models.append(state)
         return view

@@ -188,7 +188,7 @@ class WatchAdmissionResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ..., number: _Optional[int] = ..., is_delta: _Optional[bool] = ..., cancelled: _Optional[_Iterable[_Union[CancelRequest, _Mapping]]] = ...) -> None: ...
 
 class ModelState(_message.Message):
-    __slots__ = ("model_fp", "name", "revision", "block_size", "max_model_len", "vocab_size", "eos_token_ids", "workers", "num_queued", "predicted_wait_s", "prefill_tokens_per_s")
+    __slots__ = ("model_fp", "name", "revision", "block_size", "max_model_len", "vocab_size", "eos_token_ids", "workers", "num_queued", "predicted_wait_s", "prefill_tokens_per_s", "engines", "unsupported")
     MODEL_FP_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,8 @@ class ModelState(_message.Message):
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
     model_fp: str
     name: str
     revision: str
@@ -211,7 +213,9 @@ class ModelState(_message.Message):
     num_queued: int
     predicted_wait_s: _containers.RepeatedScalarFieldContainer[float]
     prefill_tokens_per_s: float
-    def __init__(self, model_fp: _Optional[str] = ..., name: _Optional[str] = ..., revision: _Optional[str] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_queued: _Optional[int] = ..., predicted_wait_s: _Optional[_Iterable[float]] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
+    engines: _containers.RepeatedScalarFieldContainer[str]
+    unsupported: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model_fp: _Optional[str] = ..., name: _Optional[str] = ..., revision: _Optional[str] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_queued: _Optional[int] = ..., predicted_wait_s: _Optional[_Iterable[float]] = ..., prefill_tokens_per_s: _Optional[float] = ..., engines: _Optional[_Iterable[str]] = ..., unsupported: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerState(_message.Message):
     __slots__ = ("worker_id", "endpoint", "role", "ready", "draining", "num_running", "num_waiting", "kv_usage", "ejected", "totals")

@@ -47,6 +47,9 @@ class ServedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     num_ready_decode: int = field(compare=False)
+    engines: tuple[str, ...] = ()
+    # Parameters that none of its workers serves.
+    unsupported: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, state: router_pb2.ModelState) -> "ServedModel":
@@ -61,6 +64,8 @@ class ServedModel:
             vocab_size=state.vocab_size,
             eos_token_ids=frozenset(state.eos_token_ids),
             num_ready_decode=len(ready),
+            engines=tuple(state.engines),
+            unsupported=frozenset(state.unsupported),
         )
 
 

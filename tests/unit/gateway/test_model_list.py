@@ -44,6 +44,31 @@ def test_the_card_of_an_embedding_model_promises_vectors_and_no_text() -> None:
     simulate(scenario, prepare=prepare)
 
 
+def test_a_card_names_engines_and_what_they_refuse() -> None:
+    def prepare(fleet: Fleet) -> None:
+        other = model_state("other", "e" * 32)
+        other.engines[:] = ["vllm 0.32.0"]
+        other.unsupported[:] = ["embeddings", "response_format", "use_beam_search"]
+        fleet.router.models[0].engines[:] = ["baton"]
+        fleet.router.models.append(other)
+
+    async def scenario(fleet: Fleet) -> None:
+        found = await cards(fleet)
+        refused = ["response_format", "use_beam_search"]
+        told = {
+            name: (card["engines"], card["unsupported_parameters"]) for name, card in found.items()
+        }
+        assert told == {
+            "demo": (["baton"], []),
+            "other": (["vllm 0.32.0"], refused),
+            "both": (["baton", "vllm 0.32.0"], refused),
+        }
+        able = {name: card["capabilities"]["structured_output"] for name, card in found.items()}
+        assert able == {"demo": True, "other": False, "both": False}
+
+    simulate(scenario, aliases=parse_aliases(["both=demo", "both=other"]), prepare=prepare)
+
+
 def test_a_value_on_which_the_models_of_an_alias_differ_is_null() -> None:
     def prepare(fleet: Fleet) -> None:
         fleet.router.models.append(model_state("other", "e" * 32))

@@ -66,3 +66,18 @@ def test_a_prefill_worker_whose_engine_lacks_it_is_left_out(router, run) -> None
             assert (await fleet.pick(f"r{i}", needs=["n"])).prefill.worker_id == "p1"
 
     run(scenario)
+
+
+def test_gateways_are_told_the_engines_and_what_none_of_them_serves(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router()
+        start_vllm(fleet.decode("d0"))
+        (model,) = fleet.core.admission().models
+        assert (model.engines, model.unsupported) == (["vllm 0.32.0"], ["n", "use_beam_search"])
+        other = fleet.decode("d1")
+        other.register.engine, other.register.unsupported[:] = "baton", ["n"]
+        other.start(boot_epoch=2)
+        (model,) = fleet.core.admission().models
+        assert (model.engines, model.unsupported) == (["baton", "vllm 0.32.0"], ["n"])
+
+    run(scenario)
