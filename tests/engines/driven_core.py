@@ -23,7 +23,7 @@ from baton.engine.protocol.messages import (
 from baton.testing import engine_driver
 from baton.wire.prefix_hash import split_hashes
 
-LIMIT_S = 60.0
+LIMIT_S = 240.0
 
 
 class DrivenCore:
@@ -32,7 +32,7 @@ class DrivenCore:
     def __init__(self, spec: EngineSpec, args: Sequence[str]) -> None:
         self._runner = asyncio.Runner()
         self._client: ProcessEngineClient = self._runner.run(
-            ProcessEngineClient.start(spec, args, load_timeout_s=280)
+            ProcessEngineClient.start(spec, args, load_timeout_s=600)
         )
         self.info = self._client.info
         self.tokens: dict[int, list[int]] = {}

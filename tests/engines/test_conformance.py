@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from baton.engine.protocol.messages import Release
+from baton.engine.protocol.messages import Abort, Release
 from baton.wire.limits import NUM_TOKENS_ALONE
 from baton.wire.prefix_hash import block_hashes, root_hash, split_hashes
 from tests.engines.driven_core import DrivenCore
@@ -308,6 +308,16 @@ def test_an_abort_frees_everything_in_every_phase(core: DrivenCore, phase: str) 
             core.hand_over(source, seq_id, first)
             core.release(source)
         core.end(seq_id)
+    core.snapshot()
+    assert core.num_free_blocks == num_free
+
+
+def test_a_second_abort_frees_nothing_twice(core: DrivenCore) -> None:
+    num_free = core.num_free_blocks
+    seq_id = core.add(LONG, kind="remote", max_tokens=4, cache_key=next(KEYS))
+    core.bind(seq_id)
+    core.send(Abort(seq_id), Abort(seq_id))
+    core.until(lambda: seq_id in core.freed)
     core.snapshot()
     assert core.num_free_blocks == num_free
 

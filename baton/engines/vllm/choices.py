@@ -35,8 +35,10 @@ class Choices:
         self._arrivals = arrivals
         self._forks: dict[int, _Fork] = {}
 
-    def __len__(self) -> int:
-        return len(self._forks)
+    @property
+    def num_to_run(self) -> int:
+        """Those that will take a place in the batch: a prefill worker's end with one token."""
+        return sum(fork.add.kind == "local" for fork in self._forks.values())
 
     def open(self, add: AddSequence) -> None:
         """Let the other choices of a sequence that was taken in wait for its prompt."""

@@ -278,7 +278,7 @@ class VllmEngine:
     def _apply(self, command: Command) -> None:
         match command:
             case AddSequence():
-                if self._arrivals.add(command, len(self._choices)):
+                if self._arrivals.add(command, self._choices.num_to_run):
                     self._choices.open(command)
             case SnapshotHashes():
                 self._wants_snapshot = True
@@ -342,7 +342,7 @@ class VllmEngine:
             return
         events.step = self.step_index
         events.load = load_of(self._scheduler, list(state.seqs.values()), self._pace)
-        events.load.num_waiting += len(self._choices)
+        events.load.num_waiting += self._choices.num_to_run
         state.events = empty_events(self.step_index)
         self._send(events)
 
