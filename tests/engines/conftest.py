@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 import baton.demo_model
 from baton.engine.process.process_client import EngineSpec
 from tests.engines.driven_core import DrivenCore
+from tools.engine_table import ENGINE
 
 MODEL = Path(baton.demo_model.__file__).parent
 VLLM_PYTHON = os.environ.get("BATON_VLLM_PYTHON", "")
@@ -41,8 +42,11 @@ def running(request: pytest.FixtureRequest) -> Iterator[DrivenCore]:
 
 
 @pytest.fixture
-def core(running: DrivenCore) -> Iterator[DrivenCore]:
+def core(
+    running: DrivenCore, record_property: Callable[[str, object], None]
+) -> Iterator[DrivenCore]:
     """The core, which has nothing left to do and all its blocks when a test is over."""
+    record_property(ENGINE, running.info.engine)
     running.settle()
     num_free = running.num_free_blocks
     yield running
