@@ -34,6 +34,12 @@ def test_tokens_are_gapless_and_end_with_a_reason(core: DrivenCore, key: bytes) 
     assert [core.tokens[seq_id] for seq_id in seq_ids] == alone
 
 
+def test_all_blocks_are_free_at_rest(core: DrivenCore) -> None:
+    core.answer(LONG, max_tokens=3)
+    core.snapshot()
+    assert core.num_free_blocks == core.info.num_blocks
+
+
 def test_a_stop_token_ends_an_answer_and_is_part_of_it(core: DrivenCore) -> None:
     whole = core.answer(SHORT, max_tokens=12, ignore_eos=True)
     stop = whole[5]

@@ -233,7 +233,7 @@ class ProcessEngineClient:
                 raise CoreNotStarted(f"core exited with {self._process.returncode} while loading")
             assert isinstance(message, EngineInfo)
             self.info = message
-            self.pool = _map_pool(pool_fd, message)
+            self.pool = _map_pool(pool_fd)
             self.pool_fd = open_sealed(pool_fd)
         except TimeoutError:
             await self._kill()
@@ -289,7 +289,7 @@ async def _spawn(
     )
 
 
-def _map_pool(fd: int, info: EngineInfo) -> memoryview:
+def _map_pool(fd: int) -> memoryview:
     """The pool that the core has sized, mapped until its last memoryview is gone."""
-    mapped: mmap.mmap = map_memory_file(fd, info.num_blocks * info.kv_spec.row_bytes)
+    mapped: mmap.mmap = map_memory_file(fd, os.fstat(fd).st_size)
     return memoryview(mapped)

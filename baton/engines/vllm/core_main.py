@@ -98,7 +98,8 @@ def _build(options: argparse.Namespace) -> Any:
     core = EngineCore(config, Executor.get_class(config), log_stats=False)
     name = f"vllm {VLLM_VERSION}"
     kv_spec = kv_spec_of(core.scheduler.kv_cache_config, name)
-    num_blocks = core.scheduler.cache_config.num_gpu_blocks
+    # One block of vLLM's, the first, is never given to a sequence.
+    num_blocks = core.scheduler.cache_config.num_gpu_blocks - 1
     vocab_size = config.model_config.get_vocab_size()
     end_ids = end_token_ids(config.model_config)
     model_fp = model_fingerprint(folder)
@@ -109,8 +110,7 @@ def _build(options: argparse.Namespace) -> Any:
         model_revision="local",
         kv_spec=kv_spec,
         num_blocks=num_blocks,
-        # One block of vLLM's is never given to a sequence.
-        max_model_len=min(config.model_config.max_model_len, (num_blocks - 1) * kv_spec.block_size),
+        max_model_len=min(config.model_config.max_model_len, num_blocks * kv_spec.block_size),
         max_num_seqs=options.max_batch,
         vocab_size=vocab_size,
         eos_token_ids=end_ids,

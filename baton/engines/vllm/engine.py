@@ -83,8 +83,8 @@ class VllmEngine:
 
     @property
     def num_pool_blocks(self) -> int:
-        """Blocks to be mapped: as many as vLLM has."""
-        return self.info.num_blocks
+        """Blocks to be mapped: as many as vLLM has, of which sequences get all but one."""
+        return self.info.num_blocks + 1
 
     @property
     def has_work(self) -> bool:
