@@ -7,18 +7,15 @@ import argparse
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from baton.system.byte_size import parse_bytes
+from bench.options import BadBenchOption, bytes_of, replace_between_marks, words_of
 
-_BEGIN, _END = "<!-- bench:begin -->", "<!-- bench:end -->"
 _QUICK_MODELS, _QUICK_BATCHES = "tiny", "1,8"
 _MODELS, _BATCHES = "tiny,small", "1,8,32"
-
-
-class BadBenchOption(Exception):
-    """The message names the option."""
 
 
 def main() -> None:
@@ -72,6 +69,8 @@ def _add_parsers(kinds: Any) -> None:
     _add_router(kinds)
     _add_overload(kinds)
     _add_gateway(kinds)
+    _add_engines(kinds)
+    _add_gpu(kinds)
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
@@ -149,6 +148,23 @@ def _add_gateway(kinds: Any) -> None:
     gateway.set_defaults(run=_gateway)
 
 
+def _add_engines(kinds: Any) -> None:
+    help_text = "whole stacks whose workers run vLLM's engine, beside vllm serve"
+    engines = kinds.add_parser("engines", help=help_text)
+    engines.add_argument("--model", default="tiny", metavar="NAME", help="tiny, small or nano")
+    engines.add_argument("--rounds", type=int, default=2, metavar="N", help="runs of each (2)")
+    _add_results(engines)
+    engines.set_defaults(run=_engines)
+
+
+def _add_gpu(kinds: Any) -> None:
+    gpu = kinds.add_parser("gpu", help="on one GPU: the engine, or workers with vLLM's")
+    help_text = "baton: as python -m bench.gpu; vllm: what is to be proved, and the proofs (baton)"
+    gpu.add_argument("--engine", choices=("baton", "vllm"), default="baton", help=help_text)
+    gpu.add_argument("options", nargs=argparse.REMAINDER, help="of python -m bench.gpu")
+    gpu.set_defaults(run=_gpu)
+
+
 def _engine(arguments: argparse.Namespace) -> int:
     # Imported here: other commands need none of it.
     from bench.engine.engine_bench import read_records, run_bench
@@ -156,13 +172,7 @@ def _engine(arguments: argparse.Namespace) -> int:
 
     if not arguments.report:
         options = _options(arguments)
-        name = time.strftime("engine-%Y%m%d-%H%M%S.jsonl")
-        output = arguments.output or options.cache / "results" / name
-        # What is being measured must not outlive a bench that is ended.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        run_bench(options, output, lambda line: print(line, flush=True))
-        print(f"\nJSON lines: {output}\n")
-        arguments.report = [output]
+        _measure(arguments, "engine", options.cache, partial(run_bench, options))
     return _show(render(read_records(arguments.report)), arguments.into)
 
 
@@ -173,16 +183,11 @@ def _handoff(arguments: argparse.Namespace) -> int:
     from bench.models import cache_folder
 
     if not arguments.report:
-        names = _words("--transports", arguments.transports, ("shm", "nixl", "grpc"))
+        names = words_of("--transports", arguments.transports, ("shm", "nixl", "grpc"))
         if arguments.mib < 1 or arguments.rounds < 1 or arguments.prefill_factor <= 0:
             raise BadBenchOption("--mib, --rounds and --prefill-factor must be greater than 0")
         options = BenchOptions(arguments.mib, arguments.rounds, arguments.prefill_factor, names)
-        name = time.strftime("handoff-%Y%m%d-%H%M%S.jsonl")
-        output = arguments.output or cache_folder() / "results" / name
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        run_bench(options, output, lambda line: print(line, flush=True))
-        print(f"\nJSON lines: {output}\n")
-        arguments.report = [output]
+        _measure(arguments, "handoff", cache_folder(), partial(run_bench, options))
     return _show(render(read_records(arguments.report)), arguments.into)
 
 
@@ -193,12 +198,7 @@ def _disagg(arguments: argparse.Namespace) -> int:
 
     if not arguments.report:
         options = _disagg_options(arguments)
-        name = time.strftime("disagg-%Y%m%d-%H%M%S.jsonl")
-        output = arguments.output or options.cache / "results" / name
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        run_bench(options, output, lambda line: print(line, flush=True))
-        print(f"\nJSON lines: {output}\n")
-        arguments.report = [output]
+        _measure(arguments, "disagg", options.cache, partial(run_bench, options))
     return _show(render(read_records(arguments.report)), arguments.into)
 
 
@@ -212,13 +212,10 @@ def _router(arguments: argparse.Namespace) -> int:
 
     if not arguments.report:
         options = _router_options(arguments)
-        name = time.strftime("router-%Y%m%d-%H%M%S.jsonl")
-        output = arguments.output or cache_folder() / "results" / name
-        run_bench(options, output, lambda line: print(line, flush=True))
-        print(f"\nJSON lines: {output}\n")
+        _measure(arguments, "router", cache_folder(), partial(run_bench, options))
         if arguments.renew:
-            replace_parts(arguments.renew, output)
-        arguments.report = [arguments.renew or output]
+            replace_parts(arguments.renew, arguments.report[0])
+            arguments.report = [arguments.renew]
     records = read_records(arguments.report)
     if arguments.plots:
         write_plots(records, arguments.plots)
@@ -234,7 +231,7 @@ def _overload(arguments: argparse.Namespace) -> int:
     if not arguments.report:
         if arguments.seconds < 1 or not 1 <= arguments.step_ms <= 1000:
             raise BadBenchOption("--seconds must be 1 or more, and --step-ms 1 to 1000")
-        parts, cache = _words("--part", arguments.part, PARTS), cache_folder()
+        parts, cache = words_of("--part", arguments.part, PARTS), cache_folder()
         options = BenchOptions(
             parts=parts,
             cache=cache,
@@ -243,12 +240,7 @@ def _overload(arguments: argparse.Namespace) -> int:
             num_output=5000 // arguments.step_ms,
             seed=arguments.seed,
         )
-        name = time.strftime("overload-%Y%m%d-%H%M%S.jsonl")
-        output = arguments.output or cache / "results" / name
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        run_bench(options, output, lambda line: print(line, flush=True))
-        print(f"\nJSON lines: {output}\n")
-        arguments.report = [output]
+        _measure(arguments, "overload", cache, partial(run_bench, options))
     return _show(render(read_records(arguments.report)), arguments.into)
 
 
@@ -262,7 +254,7 @@ def _gateway(arguments: argparse.Namespace) -> int:
         if arguments.seconds < 1 or arguments.rounds < 1:
             raise BadBenchOption("--seconds and --rounds must be 1 or more")
         parts, cache, quick = (
-            _words("--part", arguments.part, PARTS),
+            words_of("--part", arguments.part, PARTS),
             cache_folder(),
             arguments.quick,
         )
@@ -271,13 +263,36 @@ def _gateway(arguments: argparse.Namespace) -> int:
         options = BenchOptions(
             parts, cache, seconds, num_rounds, num_idle, num_processes=arguments.processes
         )
-        name = time.strftime("gateway-%Y%m%d-%H%M%S.jsonl")
-        output = arguments.output or cache / "results" / name
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        run_bench(options, output, lambda line: print(line, flush=True))
-        print(f"\nJSON lines: {output}\n")
-        arguments.report = [output]
+        _measure(arguments, "gateway", cache, partial(run_bench, options))
     return _show(render(read_records(arguments.report)), arguments.into)
+
+
+def _engines(arguments: argparse.Namespace) -> int:
+    from bench.contenders import vllm_python
+    from bench.engine.engine_bench import read_records
+    from bench.models import SHAPES, cache_folder
+    from bench.serving.engines import BenchOptions, run_bench
+    from bench.serving.engines_report import render
+
+    if not arguments.report:
+        (model,) = words_of("--model", arguments.model, tuple(SHAPES)) or ("tiny",)
+        if arguments.rounds < 1:
+            raise BadBenchOption("--rounds must be 1 or more")
+        if not vllm_python().exists():
+            raise BadBenchOption(f"there is no {vllm_python()}; make setup ENGINE=vllm makes one")
+        options = BenchOptions(model, cache_folder(), num_rounds=arguments.rounds)
+        _measure(arguments, "engines", options.cache, partial(run_bench, options))
+    return _show(render(read_records(arguments.report)), arguments.into)
+
+
+def _gpu(arguments: argparse.Namespace) -> int:
+    if arguments.engine == "vllm":
+        from bench.gpu import gpu_vllm
+
+        return gpu_vllm.main()
+    from bench.gpu.__main__ import main as run_parts
+
+    return run_parts(arguments.options)
 
 
 def _router_options(arguments: argparse.Namespace) -> Any:
@@ -292,7 +307,7 @@ def _router_options(arguments: argparse.Namespace) -> Any:
     if arguments.traces and not arguments.traces.is_dir():
         raise BadBenchOption(f"--traces {str(arguments.traces)!r} is not a folder")
     return BenchOptions(
-        parts=_words("--part", arguments.part, PARTS),
+        parts=words_of("--part", arguments.part, PARTS),
         traces=arguments.traces,
         duration_s=min(arguments.seconds, 300) if quick else arguments.seconds,
         num_workers=arguments.workers,
@@ -306,7 +321,7 @@ def _disagg_options(arguments: argparse.Namespace) -> Any:
     from bench.models import MAX_MODEL_LEN, SHAPES, cache_folder
     from bench.serving.disagg import NUM_TURNS, BenchOptions
 
-    (model,) = _words("--model", arguments.model, tuple(SHAPES)) or ("tiny",)
+    (model,) = words_of("--model", arguments.model, tuple(SHAPES)) or ("tiny",)
     least = {"rounds": 1, "streams": 1, "long": 1, "long_tokens": 1}
     for name, lowest in least.items():
         if getattr(arguments, name) < lowest:
@@ -325,21 +340,24 @@ def _disagg_options(arguments: argparse.Namespace) -> Any:
     )
 
 
+def _measure(
+    arguments: argparse.Namespace, kind: str, cache: Path, run: Callable[..., object]
+) -> None:
+    """Run into a file of JSON lines, which is what `--report` names then."""
+    output = arguments.output or cache / "results" / time.strftime(f"{kind}-%Y%m%d-%H%M%S.jsonl")
+    # What is being measured must not outlive a bench that is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    run(output, lambda line: print(line, flush=True))
+    print(f"\nJSON lines: {output}\n")
+    arguments.report = [output]
+
+
 def _show(text: str, into: Path | None) -> int:
     if into:
         into.write_text(replace_between_marks(into.read_text(), text))
     else:
         print(text)
     return 0
-
-
-def replace_between_marks(document: str, text: str) -> str:
-    """The document with what lies between its marks replaced. Raises BadBenchOption."""
-    before, begin, rest = document.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise BadBenchOption(f"--into: the file has no {_BEGIN} and {_END}")
-    return f"{before}{begin}\n{text}{end}{after}"
 
 
 def _options(arguments: argparse.Namespace) -> Any:
@@ -349,17 +367,17 @@ def _options(arguments: argparse.Namespace) -> Any:
 
     if arguments.quick:
         _make_quick(arguments)
-    batches = _words("--batch", arguments.batch)
+    batches = words_of("--batch", arguments.batch)
     if not all(batch.isdigit() and int(batch) for batch in batches):
         raise BadBenchOption(f"--batch {arguments.batch!r}: say numbers from 1 on, as in 1,8")
     return BenchOptions(
-        parts=_words("--part", arguments.part, PARTS),
-        models=_words("--model", arguments.model, tuple(SHAPES)),
+        parts=words_of("--part", arguments.part, PARTS),
+        models=words_of("--model", arguments.model, tuple(SHAPES)),
         batches=tuple(int(batch) for batch in batches),
-        engines=_words("--engine", arguments.engine),
+        engines=words_of("--engine", arguments.engine),
         num_rounds=arguments.rounds,
         requests_per_client=arguments.requests,
-        parity=Parity(arguments.threads, _bytes("--kv-memory", arguments.kv_memory)),
+        parity=Parity(arguments.threads, bytes_of("--kv-memory", arguments.kv_memory)),
         cache=arguments.cache or cache_folder(),
     )
 
@@ -372,21 +390,6 @@ def _make_quick(arguments: argparse.Namespace) -> None:
         arguments.batch = _QUICK_BATCHES
     arguments.rounds = min(arguments.rounds, 2)
     arguments.requests = min(arguments.requests, 3)
-
-
-def _bytes(option: str, text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise BadBenchOption(f"{option} {error}") from None
-
-
-def _words(option: str, text: str, allowed: tuple[str, ...] = ()) -> tuple[str, ...]:
-    words = tuple(word for word in text.split(",") if word)
-    for word in words:
-        if allowed and word not in allowed:
-            raise BadBenchOption(f"{option} {word!r}: is none of {', '.join(allowed)}")
-    return words
 
 
 if __name__ == "__main__":

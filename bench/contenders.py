@@ -59,7 +59,7 @@ def clean_environment() -> dict[str, str]:
 
 def installed() -> list[str]:
     """Names of all that can be measured here, Baton first."""
-    vllm = ["vllm"] if _python("vllm").exists() else []
+    vllm = ["vllm"] if vllm_python().exists() else []
     return [BATON, *vllm, "transformers", "transformers-continuous"]
 
 
@@ -70,7 +70,7 @@ def offline_contender(name: str, model: Path, parity: Parity) -> Contender:
         return Contender(name, _baton_argv(model, parity))
     if name == "vllm":
         script = str(_SCRIPTS / "vllm_offline.py")
-        argv = [str(_python("vllm")), script, str(model), parity.kv_gib, threads]
+        argv = [str(vllm_python()), script, str(model), parity.kv_gib, threads]
         return Contender(name, argv, vllm_environment(parity))
     mode = "continuous" if name == "transformers-continuous" else "generate"
     script = str(_SCRIPTS / "transformers_offline.py")
@@ -91,11 +91,14 @@ def vllm_environment(parity: Parity) -> dict[str, str]:
 
 
 def vllm_command() -> str:
-    return str(_python("vllm").with_name("vllm"))
+    return str(vllm_python().with_name("vllm"))
 
 
-def _python(peer: str) -> Path:
-    return peers_folder() / peer / "bin" / "python"
+def vllm_python() -> Path:
+    """The interpreter of vLLM's environment: the peers', or that of Baton's own workers."""
+    own = os.environ.get("BATON_VLLM_PYTHON", ".venv-vllm/bin/python")
+    found = peers_folder() / "vllm" / "bin" / "python"
+    return found if found.exists() else Path(own).absolute()
 
 
 def _baton_argv(model: Path, parity: Parity) -> list[str]:

@@ -95,7 +95,7 @@ def _core(records: Sequence[Record]) -> str:
         cpu = "its own" if one["core_has_own_cpu"] else "shared"
         rate = f"{one['messages_per_s']:,.0f}"
         relay.append([one["mode"], cpu, rate, f"{one['gap_share']:.1%}", *gaps])
-    tables = [_table(table) for table in (rows, relay) if len(table) > 1]
+    tables = [markdown_table(table) for table in (rows, relay) if len(table) > 1]
     return "\n\n".join(["### The engine besides the model", *tables]) if tables else ""
 
 
@@ -120,7 +120,7 @@ def _offline(model: str, records: Sequence[Record], limits: _Limits) -> str:
         rows.append(row)
     if len(rows) == 1:
         return ""
-    return f"### {model}, without servers\n\n{_table(rows)}"
+    return f"### {model}, without servers\n\n{markdown_table(rows)}"
 
 
 def _speed(cell: Record | None, unit: str, limits: _Limits) -> str:
@@ -132,12 +132,9 @@ def _speed(cell: Record | None, unit: str, limits: _Limits) -> str:
 
 
 _SERVED_COLUMNS: list[tuple[str, Callable[[Record], str]]] = [
-    ("TTFT p50 / p99 ms", lambda r: f"{_ms(r['ttft_p50_s'])} / {_ms(r['ttft_p99_s'])}"),
-    (
-        "ITL p50 / p95 / p99 ms",
-        lambda r: f"{_ms(r['itl_p50_s'])} / {_ms(r['itl_p95_s'])} / {_ms(r['itl_p99_s'])}",
-    ),
-    ("TPOT p50 ms", lambda r: _ms(r["tpot_p50_s"])),
+    ("TTFT p50 / p99 ms", lambda r: _all_ms(r, "ttft_p50_s", "ttft_p99_s")),
+    ("ITL p50 / p95 / p99 ms", lambda r: _all_ms(r, "itl_p50_s", "itl_p95_s", "itl_p99_s")),
+    ("TPOT p50 ms", lambda r: milliseconds(r["tpot_p50_s"])),
     ("requests", lambda r: str(r["num_requests"])),
     ("failed", lambda r: str(r["num_errors"])),
     ("others' CPU", lambda r: f"{r['others_cpu']:.2f}"),
@@ -160,7 +157,7 @@ def _served(model: str, records: Sequence[Record], limits: _Limits) -> str:
         ratios = [ratio(ours.get(field), cell[field]) for field in _COMPARED]
         rows.append([*row, "" if engine == OURS else ", ".join(ratios)])
     starts = _starts(records, list(cells.values()))
-    tables = [_table(table) for table in (rows, starts) if len(table) > 1]
+    tables = [markdown_table(table) for table in (rows, starts) if len(table) > 1]
     return "\n\n".join([f"### {model}, served", *tables]) if tables else ""
 
 
@@ -209,7 +206,12 @@ def _ordered(records: Iterable[Record], field: str) -> list[str]:
     return list(dict.fromkeys(record[field] for record in records if field in record))
 
 
-def _ms(seconds: float | None) -> str:
+def _all_ms(record: Record, *names: str) -> str:
+    return " / ".join(milliseconds(record[name]) for name in names)
+
+
+def milliseconds(seconds: float | None) -> str:
+    """The time as a cell of a table; a dash where there is none."""
     return "-" if seconds is None else f"{seconds * 1e3:,.1f}"
 
 
@@ -217,7 +219,8 @@ def _scaled(seconds: float, factor: float, unit: str, digits: int) -> str:
     return f"{seconds * factor:.{digits}f} {unit}"
 
 
-def _table(rows: Table) -> str:
+def markdown_table(rows: Table) -> str:
+    """The rows, of which the first is the head."""
     head, *body = rows
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -74,7 +74,10 @@ def _records(options: BenchOptions, report: Callable[[str], None]) -> Iterator[R
         for name, workers in ARRANGEMENTS.items():
             report(f"{name}, round {round_number + 1} of {options.num_rounds}")
             with ExitStack() as stack:
-                bench = _Bench(options, folder, stack, workers)
+                parity, log = Parity(1, options.kv_bytes), options.cache / "logs/disagg-stack.log"
+                server = start_stack(workers, folder, parity, log)
+                stack.callback(server.stop)
+                bench = StreamsBench(options, folder, stack, server)
                 yield {"part": "disagg", "arrangement": name, **bench.measure(round_number)}
                 if name == "auto" and round_number == options.num_rounds - 1:
                     yield from _break_even(bench.server, options)
@@ -94,18 +97,16 @@ def _break_even(server: Server, options: BenchOptions) -> Iterator[Record]:
         yield {"part": "break_even", **point}
 
 
-class _Bench:
-    """One arrangement that runs, and the two processes that load it."""
+class StreamsBench:
+    """A server that runs, and the two processes that load it."""
 
     def __init__(
-        self, options: BenchOptions, folder: Path, stack: ExitStack, workers: dict[str, object]
+        self, options: BenchOptions, folder: Path, stack: ExitStack, server: Server
     ) -> None:
+        self.server = server
         self._options = options
         self._words = WordList.of_tokenizer(folder / "tokenizer.json")
         logs = options.cache / "logs"
-        parity = Parity(1, options.kv_bytes)
-        self.server = start_stack(workers, folder, parity, logs / "disagg-stack.log")
-        stack.callback(self.server.stop)
         self._loads = []
         for kind in ("streams", "long"):
             argv = [sys.executable, "-m", "loadtest.raw_client"]

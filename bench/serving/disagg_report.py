@@ -25,7 +25,7 @@ def render(records: Sequence[Record]) -> str:
     points = [record for record in records if record["part"] == "break_even"]
     rates = [record for record in records if record["part"] == "rates"]
     parts = [_conditions(record) for record in environment[-1:]]
-    parts += [_arrangements(runs)] if runs else []
+    parts += [arrangements_table(runs)] if runs else []
     parts += [_rates(rates[-1]), _curve(points)] if rates and points else []
     return "\n\n".join(parts) + "\n"
 
@@ -40,7 +40,7 @@ def _conditions(record: Record) -> str:
     )
 
 
-def _arrangements(runs: Sequence[Record]) -> str:
+def arrangements_table(runs: Sequence[Record]) -> str:
     rows = []
     for name in dict.fromkeys(record["arrangement"] for record in runs):
         mine = [record for record in runs if record["arrangement"] == name]

@@ -51,7 +51,7 @@ def run_served(plan: ServedPlan, logs: Path, report: Callable[[str], None]) -> I
     """One record per (server, concurrency) and one per start, as soon as they are measured."""
     common = {"part": "served", "model": plan.model}
     with ExitStack() as stack:
-        bench = _Bench(plan, logs, stack)
+        bench = ServedBench(plan, logs, stack)
         for name in plan.engines:
             report(f"{plan.model}: starting {name}")
             yield common | bench.start(name)
@@ -61,7 +61,7 @@ def run_served(plan: ServedPlan, logs: Path, report: Callable[[str], None]) -> I
                 yield common | bench.measure(server, concurrency)
 
 
-class _Bench:
+class ServedBench:
     """The servers of one model and the process that loads them."""
 
     def __init__(self, plan: ServedPlan, logs: Path, stack: ExitStack) -> None:

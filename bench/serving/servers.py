@@ -22,6 +22,7 @@ from bench.contenders import (
     clean_environment,
     vllm_command,
     vllm_environment,
+    vllm_python,
 )
 from bench.machine import process_tree, tree_cpu_s, tree_memory_bytes
 from bench.measured_process import MeasuredProcess, put_ahead
@@ -32,6 +33,12 @@ _PUT_AHEAD_EVERY_S = 0.3
 # A server that takes less of a core than this has settled.
 _IDLE_CPU = 0.2
 _SETTLE_TRIES, _SETTLE_PAUSE_S = 60, 1.0
+# Options of `baton up` for each server that is a stack.
+STACKS: dict[str, dict[str, object]] = {
+    BATON: {"--aggregated": 1},
+    "baton on vllm": {"--aggregated": 1, "--engine": "vllm"},
+    "baton on vllm, split": {"--prefill": 1, "--decode": 1, "--engine": "vllm", "--threads": 1},
+}
 # Waiting for a place in a full batch is what a benchmark wants to see, not a refusal.
 _PATIENCE = {"BATON_ROUTER_MAX_WAIT_S": "600", "BATON_GATEWAY_TOKEN_GAP_S": "600"}
 
@@ -55,7 +62,7 @@ class Server:
         """Resident bytes of all its processes, and those of the KV pool among them."""
         all_bytes, pool_bytes = tree_memory_bytes(self.process.pid, POOL_NAME)
         # vLLM's pool has no name, and is touched as a whole when it is made.
-        reserved = 0 if self.name == BATON else parity.kv_bytes
+        reserved = 0 if self.name in STACKS else parity.kv_bytes
         return {"memory_bytes": all_bytes, "pool_bytes": pool_bytes or reserved}
 
     def settle(self) -> None:
@@ -78,8 +85,10 @@ class Server:
 
 def start_server(name: str, model: Path, parity: Parity, log: Path) -> Server:
     """Start a server and wait until it is ready. Raises RunnerFailed."""
-    if name == BATON:
-        return start_stack({"--aggregated": 1}, model, parity, log)
+    if name in STACKS:
+        server = start_stack(STACKS[name], model, parity, log)
+        server.name = name
+        return server
     return _ready(*_start_vllm(model, parity, log))
 
 
@@ -122,15 +131,20 @@ def _start_baton(
     folder = Path(tempfile.mkdtemp(prefix="baton-bench-"))
     home = Home(folder / "home")
     options = {
-        **workers,
         "--model": model,
         "--dtype": parity.dtype,
         "--threads": parity.num_threads,
         "--kv-memory": parity.kv_bytes,
         "--port": 0,
+        **workers,
     }
     words = [str(word) for pair in options.items() for word in pair]
-    environment = {**clean_environment(), **_PATIENCE, "BATON_HOME": str(home.root)}
+    environment = {
+        **clean_environment(),
+        **_PATIENCE,
+        "BATON_HOME": str(home.root),
+        "BATON_VLLM_PYTHON": str(vllm_python()),
+    }
     started_at = time.perf_counter()
     process = MeasuredProcess([sys.executable, "-m", "baton.cli", "up", *words], log, environment)
     server = Server(BATON, process, started_at, model=model.name)

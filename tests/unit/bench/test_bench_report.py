@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from bench.__main__ import BadBenchOption, replace_between_marks
 from bench.model_shape import MachineRates, ModelShape, decode_limit_s, prefill_limit_s
 from bench.models import SHAPES
+from bench.options import BadBenchOption, replace_between_marks
 from bench.report import ratio, render
 
 SIZE = str(SHAPES["tiny"].weight_bytes)
