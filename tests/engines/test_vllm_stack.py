@@ -11,6 +11,7 @@ import pytest
 
 from baton.localstack.plan import WORKER_PREFIXES
 from tests.e2e.conftest import Stack, wait_until
+from tests.engines.conftest import VLLM_START_TIMEOUT_S
 
 SEEDED = {"temperature": 0.8, "seed": 5, "presence_penalty": 0.5}
 NUM_TOKENS = 60
@@ -19,7 +20,7 @@ NUM_TOKENS = 60
 class VllmStack(Stack):
     """Workers that import vLLM take long to start."""
 
-    start_timeout_s = 800
+    start_timeout_s = VLLM_START_TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
