@@ -1,13 +1,15 @@
 """The prefill side of one transfer: cuts a sequence's KV into frames as it becomes final.
 
 Pull, not push: the stream's writer asks for the next frame when it can write one, so pages are
-copied out of the pool only then and nothing piles up. Blocks leave in the order in which they
-become final, stripe by stripe; a partial last block leaves once, at the end; the commit follows.
+copied out of the pool only then and nothing piles up. Pages leave in the order in which they become
+final, maybe some layers before the others; a partial last block leaves once, at the end; the commit
+follows.
 Knows nothing of streams, credit or the engine.
 """
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import groupby
 
 from baton.engine.protocol.device_messages import BlockChecksums
 from baton.handoff.block_bytes import BlockBytes
@@ -28,7 +30,8 @@ class Sender:
         self._block_ids = list(block_ids)
         self._blocks = blocks
         self._sending = sending
-        self._num_ready = ticket.first_missing_block
+        # By layer: the blocks before this one are final there, or the receiver has them.
+        self._num_ready = [ticket.first_missing_block] * len(blocks.spec.layers)
         # Of some blocks, one per layer, by the block's index.
         self._checksums: dict[int, list[int]] = {}
         # (layers, first block, number of blocks) of the frames that can be sent now.
@@ -50,14 +53,17 @@ class Sender:
         """The sequence's table goes on with these."""
         self._block_ids += block_ids
 
-    def advance(self, num_final_tokens: int) -> None:
-        """The KV of the first `num_final_tokens` tokens will not change any more."""
+    def advance(self, num_final_tokens: int, num_layers: int | None = None) -> None:
+        """The KV of the first `num_final_tokens` tokens will not change any more: in all layers, or
+        in the first `num_layers`."""
         num_full = num_final_tokens // self._blocks.spec.block_size
-        self._make_ready(min(num_full, self.ticket.num_blocks))
+        if num_layers is None:
+            num_layers = len(self._num_ready)
+        self._make_ready(min(num_full, self.ticket.num_blocks), num_layers)
 
     def finish(self) -> None:
         """All KV is final, the partial last block's too."""
-        self._make_ready(self.ticket.num_blocks)
+        self._make_ready(self.ticket.num_blocks, len(self._num_ready))
         self._all_final = True
 
     def has_next(self) -> bool:
@@ -108,12 +114,19 @@ class Sender:
         ids = self._block_ids[first_block : first_block + num_blocks]
         return self._sending.pack(frame, ids)
 
-    def _make_ready(self, num_ready: int) -> None:
-        if num_ready <= self._num_ready:
-            return
+    def _make_ready(self, num_ready: int, num_layers: int) -> None:
         assert len(self._block_ids) >= num_ready, "a block is in the table before it is final"
-        for layers in self._sending.layer_groups:
-            step = self._sending.max_frame_bytes // self._blocks.stripe_bytes(layers)
-            for first in range(self._num_ready, num_ready, step):
-                self._pieces.append((layers, first, min(step, num_ready - first)))
-        self._num_ready = num_ready
+        for group in self._sending.layer_groups:
+            layers = range(group.start, min(group.stop, num_layers))
+            # Pages leave together where those before them have left together.
+            for first_block, alike in groupby(layers, key=self._num_ready.__getitem__):
+                run = list(alike)
+                self._add_pieces(range(run[0], run[-1] + 1), first_block, num_ready)
+        self._num_ready[:num_layers] = [
+            max(each, num_ready) for each in self._num_ready[:num_layers]
+        ]
+
+    def _add_pieces(self, layers: range, first_block: int, end: int) -> None:
+        step = self._sending.max_frame_bytes // self._blocks.stripe_bytes(layers)
+        for first in range(first_block, end, step):
+            self._pieces.append((layers, first, min(step, end - first)))

@@ -14,7 +14,7 @@ from baton.model.cpu.dense import DenseForward, NotDense, dense_weights
 from baton.model.cpu.surgery import accelerate
 from baton.model.load.load import LoadedModel
 from baton.model.load.load_error import one_line_errors
-from baton.model.tensors.attention import AttentionBackend, attach
+from baton.model.tensors.attention import AttentionBackend, TellingAttention, attach
 from baton.model.tensors.kv_pool import KVPool
 from baton.model.tensors.torch_attention import TorchAttention
 from baton.wire.kv_spec import KVSpec
@@ -43,8 +43,8 @@ class ModuleForward:
     def __init__(self, loaded: LoadedModel, backend: AttentionBackend) -> None:
         """Takes over `loaded.model`: its attention layers use this backend from now."""
         self._model = loaded.model
-        self._backend = backend
-        attach(loaded.attention_modules, backend)
+        self._backend = TellingAttention(backend)
+        attach(loaded.attention_modules, self._backend)
 
     def bind(self, pool: KVPool) -> None:
         self._backend.bind(pool)

@@ -74,6 +74,9 @@ class FakeRunner:
             self._rows[target] = self._rows[source]
         for row in range(len(batch.context_lens)):
             self._compute(batch, row)
+        if batch.layer_marks is not None:
+            for mark in batch.layer_marks.marks:
+                batch.layer_marks.reached(mark)
         masks = None
         if batch.masks is not None:
             batch.masks.start()

@@ -6,6 +6,7 @@ It is for simulations of whole fleets on a virtual clock: a step computes at onc
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable
 
 from baton.engine.protocol.batch import StepBatch, StepResult
@@ -22,7 +23,7 @@ StepDuration = Callable[[StepBatch], float]  # seconds
 class LocalEngineClient:
     """Steps an Engine on the running loop's time, with which `clock` must agree.
 
-    It has 15 attributes because it stands for a whole core process: its pool, its pipe, its fault
+    It has 16 attributes because it stands for a whole core process: its pool, its pipe, its fault
     injection and the step that runs.
     """
 
@@ -55,6 +56,8 @@ class LocalEngineClient:
         # The step that runs now: its result, and the time of its end.
         self._is_busy = False
         self._result: StepResult | None = None
+        # What it reported before its end.
+        self._early: deque[StepEvents] = deque()
         self._ends_at = 0.0
         self._suspects: tuple[str, ...] = ()
 
@@ -76,6 +79,8 @@ class LocalEngineClient:
                 self._begin_step()
                 if self._result is not None and (answers := self._engine.take_answers()):
                     return answers
+            if self._early:
+                return self._early.popleft()
             await self._sleep_until_step_ends()
             tokens, self._result, self._is_busy = self._result, None, False
             if (events := self._engine.finish_step(tokens)) is not None:
@@ -118,6 +123,8 @@ class LocalEngineClient:
         if batch is not None:
             self._is_busy = True
             self._ends_at = self._clock.now() + self._step_duration(batch)
+            # Layers are told of as early as they can be: when the step begins.
+            batch.layer_marks = self._engine.layer_marks(self._early.append)
             self._result = self._engine.runner.run(batch)
 
     async def _sleep_until_step_ends(self) -> None:

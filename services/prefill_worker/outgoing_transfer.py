@@ -230,11 +230,11 @@ class OutgoingTransfer:
         match event:
             case Started():
                 self._on_started(event)
-            case Progress(num_computed_tokens=num_tokens, checksums=checksums):
+            case Progress():
                 assert self.sender is not None
                 self.sender.add_blocks(event.block_ids)
-                self.sender.add_checksums(checksums)
-                self.sender.advance(num_tokens)
+                self.sender.add_checksums(event.checksums)
+                self.sender.advance(event.num_computed_tokens, event.num_layers)
                 self._progress.advance(Stage.STARTED)
             case SequenceRefused(reason=reason, message=message):
                 self.fail(sequence_failure(reason, message))

@@ -1,5 +1,6 @@
 """One step's work as flat arrays, the only thing that a runner sees, and its result. No torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -58,6 +59,16 @@ class TokenMasks(Protocol):
         """`[num_masks, ceil(vocab_size / 32)]`, bit = allowed; valid until the next step."""
 
 
+class LayerMarks(NamedTuple):
+    """Numbers of layers after which somebody waits for the KV of the step."""
+
+    # Ascending.
+    marks: tuple[int, ...]
+    # Called with each of them, in order, once the step's KV is in the cache in so many layers, the
+    # first ones. A runner that does not know need not call.
+    reached: Callable[[int], None]
+
+
 @dataclass(slots=True)
 class StepBatch:
     """Sequences of a step, flattened; S sequences, T tokens, tables padded to B blocks.
@@ -83,6 +94,8 @@ class StepBatch:
     exported_blocks: list[int] = field(default_factory=list)
     masks: TokenMasks | None = None
     pooled_spans: list[PooledSpan] = field(default_factory=list)
+    # Only for a runner whose cache is the shared pool.
+    layer_marks: LayerMarks | None = None
 
 
 class RowLogprobs(NamedTuple):

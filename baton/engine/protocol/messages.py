@@ -273,6 +273,7 @@ class Bound(msgspec.Struct, array_like=True):
 class Progress(msgspec.Struct, array_like=True):
     """A prefill sequence's KV is final for its first `num_computed_tokens` tokens.
 
+    With `num_layers` it is so in the first layers alone: the step computes the others still.
     `block_ids` continues the table of Started, where the engine takes blocks chunk by chunk.
     Also reported of a beam search, once: its prompt is computed, its tokens come at the end.
     """
@@ -281,6 +282,7 @@ class Progress(msgspec.Struct, array_like=True):
     num_computed_tokens: int
     checksums: list[BlockChecksums] = []
     block_ids: list[int] = []
+    num_layers: int | None = None
 
 
 class Finished(msgspec.Struct, array_like=True):

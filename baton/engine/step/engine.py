@@ -10,7 +10,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from baton.engine.kv.block_manager import BlockManager
-from baton.engine.protocol.batch import StepBatch, StepResult
+from baton.engine.protocol.batch import LayerMarks, StepBatch, StepResult
 from baton.engine.protocol.device_handoff import DeviceHandoff
 from baton.engine.protocol.messages import Command, EngineInfo, EngineLoad, StepEvents
 from baton.engine.protocol.progress_page import ProgressPage
@@ -20,6 +20,7 @@ from baton.engine.step.chunk_policy import ChunkPolicy
 from baton.engine.step.command_handler import CommandHandler
 from baton.engine.step.engine_state import EngineState
 from baton.engine.step.grammars import Grammars
+from baton.engine.step.layer_reports import MIN_GROUP_BYTES, LayerReports
 from baton.engine.step.parallel_sampling import ParallelSampling
 from baton.engine.step.scheduler import Scheduler
 from baton.engine.step.speculation import DraftProposer
@@ -46,6 +47,8 @@ class EngineConfig:
     max_waiting: int = 256
     # Most tokens of one sequence that a step guesses and checks; 0 = no speculation.
     num_draft_tokens: int = 0
+    # Least KV of a prompt's group of layers that is reported before the step ends.
+    min_group_bytes: int = MIN_GROUP_BYTES
 
 
 class Engine:
@@ -80,6 +83,7 @@ class Engine:
         self._timer = StepTimer(clock, chunks, StepShares(manager, chunks))
         self._commit = StepCommit(state, parallel, self._timer)
         self._reporter = StepReporter(state, self._timer, runner)
+        self._layers = LayerReports(state, self._reporter, runner, config.min_group_bytes)
 
     @property
     def info(self) -> EngineInfo:
@@ -125,6 +129,7 @@ class Engine:
             page.begin_step(batch.step, self.batch_request_ids(), self.expected_step_s())
             if (answers := self.take_answers()) is not None:
                 send(answers)
+            batch.layer_marks = self.layer_marks(send)
             result = self.runner.run(batch)
         events = self.finish_step(result)
         while events is not None:
@@ -151,6 +156,10 @@ class Engine:
         got credit; None when there were none.
         """
         return self._reporter.report(self.step_index) if self._reporter.has_answers else None
+
+    def layer_marks(self, send: Callable[[StepEvents], None]) -> LayerMarks | None:
+        """Between begin_step and running its batch: where it reports to `send` while it runs."""
+        return self._layers.marks(self.step_index, self._plan, send)
 
     def finish_step(self, result: StepResult | None) -> StepEvents | None:
         """Commit the runner's result (None without a batch), and report.

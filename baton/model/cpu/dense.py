@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from baton.engine.protocol.batch import StepBatch
+from baton.engine.protocol.batch import LayerMarks, StepBatch
 from baton.model.cpu import native
 from baton.model.cpu import native_structs as structs
 from baton.model.cpu.fused_modules import FusedPart, GatedMlp, PackedNorm
@@ -83,12 +83,47 @@ class DenseForward:
             num_logit_rows=len(rows),
             num_threads=torch.get_num_threads(),
         )
+        if batch.layer_marks is None:
+            self._run(native_batch)
+        else:
+            self._run_to_marks(native_batch, batch.layer_marks)
+        return self._logits[: len(rows)]
+
+    def _run(self, batch: structs.DenseBatch) -> None:
         native_call("baton_dense_step")(
             ctypes.addressof(self._weights.model),
             ctypes.addressof(self._pages),
-            ctypes.addressof(native_batch),
+            ctypes.addressof(batch),
         )
-        return self._logits[: len(rows)]
+
+    def _run_to_marks(self, batch: structs.DenseBatch, layer_marks: LayerMarks) -> None:
+        """What a call at a mark raises is raised when the step is over: compiled code is not left
+        in between."""
+        kept = _KeptFailure()
+
+        def reached(mark: int) -> None:
+            with kept:
+                layer_marks.reached(mark)
+
+        marks = np.array(layer_marks.marks, np.int32)
+        batch.marks, batch.num_marks = marks.ctypes.data, len(marks)
+        batch.reached = structs.Reached(reached)
+        self._run(batch)
+        if kept.failure is not None:
+            raise kept.failure
+
+
+class _KeptFailure:
+    """Keeps what is raised inside, the last one."""
+
+    failure: BaseException | None = None
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(self, _: object, failure: BaseException | None, __: object) -> bool:
+        self.failure = failure or self.failure
+        return True
 
 
 def _native_step(batch: StepBatch, *, is_fixed: bool) -> structs.Step:

@@ -99,6 +99,9 @@ class DenseModel(ctypes.Structure):
     )
 
 
+Reached = ctypes.CFUNCTYPE(None, ctypes.c_int32)
+
+
 class DenseBatch(ctypes.Structure):
     """`DenseBatch` in csrc/dense_step.h."""
 
@@ -111,6 +114,9 @@ class DenseBatch(ctypes.Structure):
         ("num_tokens", ctypes.c_int32),
         ("num_logit_rows", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
+        ("marks", ctypes.c_void_p),
+        ("num_marks", ctypes.c_int32),
+        ("reached", Reached),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from baton.engine.protocol.batch import StepBatch
+from baton.engine.protocol.batch import LayerMarks, StepBatch
 from baton.model.tensors.kv_pool import KVPool
 from baton.model.transformers_api import AttentionInterface
 
@@ -51,6 +51,41 @@ class AttentionBackend(Protocol):
 
         query `[num_heads, T, k_dim]` -> `[T, num_heads, v_dim]`.
         """
+
+
+class TellingAttention:
+    """Another AttentionBackend, which calls at the marks of a step as its layers are stored.
+
+    Layers count in the order of the pool. Of a model that computes them in another order nothing is
+    told.
+    """
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self._backend = backend
+        self._marks: LayerMarks | None = None
+        self._num_stored = 0
+
+    def bind(self, pool: KVPool) -> None:
+        self._backend.bind(pool)
+
+    def begin_step(self, batch: StepBatch) -> None:
+        self._marks, self._num_stored = batch.layer_marks, 0
+        self._backend.begin_step(batch)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        form: AttentionForm,
+    ) -> torch.Tensor:
+        output = self._backend.attend(layer, query, key, value, form)
+        if self._marks is not None and layer == self._num_stored:
+            self._num_stored += 1
+            if self._num_stored in self._marks.marks:
+                self._marks.reached(self._num_stored)
+        return output
 
 
 class _AttachedLayer(NamedTuple):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.protocol.batch import SampleRow, StepBatch
+from baton.engine.protocol.batch import LayerMarks, SampleRow, StepBatch
 from baton.engine.protocol.messages import SamplingParams
 from baton.model.cpu import dense, native
 from baton.model.cpu.dense import DenseForward, NotDense, dense_weights
@@ -29,9 +29,10 @@ class Driver:
     def __init__(self, forward, spec) -> None:
         self.forward = forward
         num_blocks = len(LENGTHS) * MAX_BLOCKS
+        self.pool = KVPool(spec, memoryview(bytearray(num_blocks * spec.row_bytes)))
         self.tables = np.random.default_rng(5).permutation(num_blocks).astype(np.int32)
         self.tables = self.tables.reshape(-1, MAX_BLOCKS)
-        forward.bind(KVPool(spec, memoryview(bytearray(num_blocks * spec.row_bytes))))
+        forward.bind(self.pool)
 
     def run(self, sequences, chunks=CHUNKS) -> list[torch.Tensor]:
         """Logits after every token of each sequence, `[length, vocab]`."""
@@ -148,6 +149,43 @@ def test_other_models_go_through_their_modules(load, name, changes, reason):
     assert isinstance(fastest_forward(loaded), ModuleForward)
     with pytest.raises(NotDense, match=reason):
         dense_weights(loaded.model, loaded.attention_forms)
+
+
+@pytest.mark.parametrize(("name", "num_threads"), [("qwen3", 1), ("qwen3", 2), ("gemma2", 1)])
+def test_at_each_mark_the_first_layers_are_as_they_stay(load, sequences, name, num_threads):
+    """Of the compiled step, and of transformers' modules."""
+    loaded = load(name)
+    driver = Driver(fastest_forward(loaded), loaded.kv_spec)
+    rows = driver.pool.rows
+    batch = driver.batch(sequences, [(0, 0, 70), (1, 0, 33)])
+    seen = {}
+
+    def reached(mark):
+        end = loaded.kv_spec.stripe(range(mark))[1]
+        seen[mark] = rows[:, :end].clone()
+
+    batch.layer_marks = LayerMarks((1, 3), reached)
+    torch.set_num_threads(num_threads)
+    with torch.inference_mode():
+        driver.forward.logits(batch)
+    torch.set_num_threads(1)
+    assert list(seen) == [1, 3]
+    for early in seen.values():
+        assert early.any()
+        assert torch.equal(early, rows[:, : early.shape[1]])
+
+
+def test_what_a_call_at_a_mark_raises_is_raised_after_the_step(load, sequences):
+    loaded = load("llama")
+    driver = Driver(fastest_forward(loaded), loaded.kv_spec)
+    batch = driver.batch(sequences, [(0, 0, 5)])
+
+    def reached(mark):
+        raise ConnectionError(mark)
+
+    batch.layer_marks = LayerMarks((2,), reached)
+    with pytest.raises(ConnectionError):
+        driver.forward.logits(batch)
 
 
 def test_a_batch_without_rows_to_sample_has_no_logits(load, sequences):

@@ -78,9 +78,11 @@ def test_whatever_happens_to_frames_no_wrong_token_is_served_and_nothing_leaks(
 ) -> None:
     @virtual
     async def scenario() -> None:
+        rng = random.Random(seed)
         sizes = {"num_blocks": 512}
-        async with fleet(decode_sizes=sizes, prefill_sizes=sizes) as f:
-            rng = random.Random(seed)
+        # Layers leave one by one, or together.
+        layers = {"min_group_bytes": rng.choice([1, 1 << 30])}
+        async with fleet(decode_sizes=sizes, prefill_sizes=sizes | layers) as f:
             chaos = [Chaos(seed, rate), Chaos(seed + 1, rate)]
             f.to_decode, f.to_prefill = chaos
             prompts = [[rng.randrange(900) for _ in range(rng.randrange(1, 150))] for _ in range(8)]

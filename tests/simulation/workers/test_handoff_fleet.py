@@ -49,6 +49,20 @@ async def test_prompts_of_any_length_travel_through_the_prefill_worker(num_token
 
 
 @virtual
+async def test_layers_travel_while_the_step_computes_and_the_last_block_after_it() -> None:
+    async with fleet(prefill_sizes={"min_group_bytes": 1}) as f:
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert answer.tokens[0] == f.lone_run(PROMPT)
+        frames = [frame.WhichOneof("frame") for frame in f.frames]
+        places = [(b.layer, b.num_layers, b.first_block) for b in f.kinds("blocks")]
+        assert places == [(0, 0, 0), (1, 0, 0), (0, 2, 3)]
+        first = frames.index("first_tokens")
+        assert frames[:first].count("blocks") == 2
+        await f.settle(1)
+
+
+@virtual
 async def test_a_local_request_never_touches_the_prefill_worker() -> None:
     async with fleet() as f:
         answer = await (await f.gateway.submit(PROMPT, prefill_endpoint="")).over()

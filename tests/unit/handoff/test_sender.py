@@ -37,6 +37,19 @@ def test_full_blocks_leave_as_they_become_final_in_the_stripes_that_the_peer_tak
     assert not pair.sender.is_done
 
 
+def test_layers_that_are_final_leave_before_the_others(transport: str) -> None:
+    pair = make_pair(10, transport=transport)
+    pair.sender.advance(9, num_layers=1)
+    early = [frame.blocks for frame in drain(pair.sender)]
+    pair.sender.advance(9)
+
+    late = [frame.blocks for frame in drain(pair.sender)]
+
+    assert [(frame.layer, frame.num_layers) for frame in early] == [(0, 0)]
+    assert [(frame.layer, frame.num_layers) for frame in late] == [(1, 0), (2, 0)]
+    assert {(frame.first_block, frame.num_blocks) for frame in early + late} == {(0, 2)}
+
+
 def test_the_partial_last_block_leaves_once_and_the_commit_comes_last(pair: Pair) -> None:
     pair.sender.advance(10)
     drain(pair.sender)
@@ -99,7 +112,7 @@ def test_a_long_prompt_is_cut_into_frames_of_two_mebibytes() -> None:
 @given(
     num_tokens=st.integers(1, 60),
     first_missing=st.integers(0, 15),
-    chunks=st.lists(st.integers(0, 60), max_size=6),
+    chunks=st.lists(st.tuples(st.integers(0, 60), st.sampled_from([1, 2, 3, None])), max_size=6),
     seed=st.integers(0, 100),
     transport=st.sampled_from(["grpc", "shm"]),
     takes_stripes=st.booleans(),
@@ -107,7 +120,7 @@ def test_a_long_prompt_is_cut_into_frames_of_two_mebibytes() -> None:
 def test_any_chunking_moves_exactly_the_missing_blocks(
     num_tokens: int,
     first_missing: int,
-    chunks: list[int],
+    chunks: list[tuple[int, int | None]],
     seed: int,
     transport: str,
     takes_stripes: bool,
@@ -115,8 +128,8 @@ def test_any_chunking_moves_exactly_the_missing_blocks(
     first_missing = min(first_missing, num_tokens // SPEC.block_size)
     pair = make_pair(num_tokens, first_missing, seed, transport, takes_stripes=takes_stripes)
     frames = []
-    for num_final in sorted(min(chunk, num_tokens) for chunk in chunks):
-        pair.sender.advance(num_final)
+    for num_final, num_layers in chunks:
+        pair.sender.advance(min(num_final, num_tokens), num_layers)
         frames += drain(pair.sender)
     pair.sender.finish()
     frames += drain(pair.sender)

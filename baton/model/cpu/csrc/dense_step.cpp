@@ -75,6 +75,7 @@ class DenseStep {
         team_.share(batch_.num_tokens, [&](int token) { start_token(token); });
         for (int layer = 0; layer < model_.num_layers; ++layer) {
             attend(layer, scratch);
+            if (omp_get_thread_num() == 0) tell(layer + 1);
             transform(model_.layers[layer], scratch);
         }
         finish(scratch);
@@ -134,6 +135,13 @@ class DenseStep {
                                       size, buffers_.tiled + tiled_offset(token, 0, chunks));
         });
         add_product(layer.output, buffers_.tiled, scratch);
+    }
+
+    // All threads have stored their part of the first `num_layers` layers. The others go on.
+    void tell(int num_layers) {
+        if (next_mark_ == batch_.num_marks || batch_.marks[next_mark_] != num_layers) return;
+        ++next_mark_;
+        batch_.reached(num_layers);
     }
 
     void plan_attention(const DenseLayer& layer, const Layer& pages) {
@@ -217,6 +225,7 @@ class DenseStep {
     const Dtype dtype_;
     const int bytes_;
     Team team_;
+    int next_mark_ = 0;
     Form form_;
     std::unique_ptr<Call> call_;
     std::unique_ptr<AttentionWork> attention_;

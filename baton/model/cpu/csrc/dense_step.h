@@ -46,6 +46,11 @@ struct DenseBatch {
     int32_t num_tokens;
     int32_t num_logit_rows;
     int32_t num_threads;
+    // Numbers of layers, ascending: `reached` is called with each when all keys and values are
+    // stored in so many layers, the first ones. By the thread that called the step.
+    const int32_t* marks;
+    int32_t num_marks;
+    void (*reached)(int32_t mark);
 };
 
 }  // namespace baton
