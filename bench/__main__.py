@@ -63,6 +63,8 @@ def _add_parsers(kinds: Any) -> None:
     handoff.add_argument("--mib", type=int, default=128, metavar="N", help="per transfer (128)")
     help_text = "the prefill takes so many times an idle transfer (2)"
     handoff.add_argument("--prefill-factor", type=float, default=2.0, metavar="F", help=help_text)
+    help_text = "CPU threads of the core that computes prefills (1)"
+    handoff.add_argument("--threads", type=int, default=1, metavar="N", help=help_text)
     _add_results(handoff)
     handoff.set_defaults(run=_handoff)
     _add_disagg(kinds)
@@ -180,14 +182,21 @@ def _handoff(arguments: argparse.Namespace) -> int:
     from bench.engine.engine_bench import read_records
     from bench.handoff.handoff import BenchOptions, run_bench
     from bench.handoff.handoff_report import render
+    from bench.handoff.overlap import run_overlap
     from bench.models import cache_folder
 
     if not arguments.report:
         names = words_of("--transports", arguments.transports, ("shm", "nixl", "grpc"))
         if arguments.mib < 1 or arguments.rounds < 1 or arguments.prefill_factor <= 0:
             raise BadBenchOption("--mib, --rounds and --prefill-factor must be greater than 0")
-        options = BenchOptions(arguments.mib, arguments.rounds, arguments.prefill_factor, names)
-        _measure(arguments, "handoff", cache_folder(), partial(run_bench, options))
+        sizes = (arguments.mib, arguments.rounds, arguments.prefill_factor)
+        options = BenchOptions(*sizes, names, arguments.threads)
+
+        def run_both(output: Path, report: Callable[[str], None]) -> None:
+            run_bench(options, output, report)
+            run_overlap(options, output, report)
+
+        _measure(arguments, "handoff", cache_folder(), run_both)
     return _show(render(read_records(arguments.report)), arguments.into)
 
 

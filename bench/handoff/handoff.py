@@ -26,7 +26,7 @@ import uvloop
 from baton.handoff.block_bytes import KEPT_BYTES
 from baton.handoff.negotiation import Transports
 from baton.handoff.receiver import Receiver
-from baton.handoff.ticket import BadBlocks, Ticket
+from baton.handoff.ticket import RENEW_INTERVAL_S, BadBlocks, Ticket
 from baton.handoff.transport import PLAIN, Pages, ReceivingEnd, TransportFailed
 from baton.handoff.transports.handoff_method import start_call
 from baton.handoff.transports.nixl_agent import NixlMissing
@@ -55,10 +55,16 @@ class BenchOptions:
     num_rounds: int = 7
     prefill_factor: float = 2.0
     transports: tuple[str, ...] = ("shm", "nixl", "grpc")
+    # Of the core whose prefills are measured.
+    num_threads: int = 1
 
 
 class WrongBytes(Exception):
     """The bytes that arrived are not those that were sent."""
+
+
+class Refused(Exception):
+    """The sending process does not send; the message says why."""
 
 
 class Link:
@@ -89,6 +95,12 @@ class Link:
 
     async def transfer(self, num_blocks: int, prefill_s: float = 0.0) -> tuple[float, float]:
         """Seconds from the request to the last block, and from the end of the prefill to it."""
+        return await self.move(num_blocks, lambda ticket: _request(ticket, prefill_s))
+
+    async def move(
+        self, num_blocks: int, request: Callable[[Ticket], handoff_pb2.Prefill]
+    ) -> tuple[float, float]:
+        """As `transfer`, of what `request` asks for."""
         self._last_xfer_id += 1
         ticket = Ticket(self._last_xfer_id, "bench", 1, _CAPABILITY, 0, num_blocks)
         receiver = Receiver(ticket, self._pool.blocks, self._consumed, lambda _: None)
@@ -96,10 +108,22 @@ class Link:
         receiver.bind(range(num_blocks))
         self._complete.clear()
         started_s = time.perf_counter()
-        self._writer.send(handoff_pb2.DecodeFrame(prefill=_request(ticket, prefill_s)))
-        await self._complete.wait()
+        self._writer.send(handoff_pb2.DecodeFrame(prefill=request(ticket)))
+        await self._wait(ticket)
         ended_s = time.perf_counter()
+        done = handoff_pb2.TransferDone(xfer_id=ticket.xfer_id, capability=ticket.capability)
+        self._writer.send(handoff_pb2.DecodeFrame(done=done))
         return ended_s - started_s, ended_s - self._prefilled_s
+
+    async def _wait(self, ticket: Ticket) -> None:
+        """Until the transfer is complete; its lease is renewed meanwhile."""
+        renew = handoff_pb2.RenewTransfers(xfer_ids=[ticket.xfer_id])
+        while not self._complete.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_INTERVAL_S):
+                    await self._complete.wait()
+                    return
+            self._writer.send(handoff_pb2.DecodeFrame(renew=renew))
 
     def _on_frame(self, frame: handoff_pb2.PrefillFrame) -> bool:
         receiver, kind = self._receiver, frame.WhichOneof("frame")
@@ -111,6 +135,8 @@ class Link:
         elif kind == "blocks" and receiver is not None:
             receiver.check(frame.blocks)
             self._end.fetch(frame.blocks, lambda pages: self._take(receiver, frame, pages))
+        elif kind in ("refused", "abort"):
+            raise Refused(str(frame))
         return bool(kind != "bye")
 
     def _take(
@@ -153,17 +179,17 @@ class Peer:
         self.pool = pool
         self.transports = transports
         self._target = f"127.0.0.1:{ports['port']}"
-        self._socket_port: int = ports["socket_port"]
+        self._socket_port: int = ports.get("socket_port", 0)
 
     def dial(self) -> "_Call":
         """A stream that connects with its first write."""
         return _Call(self._target)
 
     @contextlib.asynccontextmanager
-    async def link(self) -> AsyncIterator[Link]:
-        """A stream that uses the best transport of ours."""
+    async def link(self, **fields: Any) -> AsyncIterator[Link]:
+        """A stream that uses the best transport of ours; `fields` go into our hello."""
         stream = self.dial()
-        hello = handoff_pb2.DecodeHello(worker_id="bench")
+        hello = handoff_pb2.DecodeHello(worker_id="bench", **fields)
         with self.transports.offer(hello) as offer:
             await stream.write(handoff_pb2.DecodeFrame(hello=hello))
             end = offer.connect((await stream.read()).hello)
@@ -204,7 +230,7 @@ async def measure(options: BenchOptions, report: Callable[[Record], None]) -> No
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             try:
-                transports = pool.transports(_with_plain(transport), folder, is_sender=False)
+                transports = pool.transports(with_plain(transport), folder, is_sender=False)
             except NixlMissing as error:
                 report({"part": "left out", "contender": transport, "reason": str(error)})
                 continue
@@ -236,7 +262,8 @@ async def _rounds(peer: "Peer", options: BenchOptions, source: bytes) -> dict[st
     return times
 
 
-def _with_plain(transport: str) -> tuple[str, ...]:
+def with_plain(transport: str) -> tuple[str, ...]:
+    """The names that a pair is to agree on."""
     return (transport,) if transport == PLAIN else (transport, PLAIN)
 
 
@@ -261,9 +288,16 @@ async def _time(work: Callable[[], Awaitable[None]]) -> float:
 @contextlib.contextmanager
 def running_peer(folder: Path, options: BenchOptions, transport: str) -> Iterator[Record]:
     """The sending process, until the block ends; the ports that it named when it served."""
-    words = [str(folder), str(options.num_blocks), *_with_plain(transport)]
-    argv = [sys.executable, "-m", _PEER, *words]
-    process = MeasuredProcess(argv, folder / "peer.log", dict(os.environ), is_runner=True)
+    words = [str(folder), str(options.num_blocks), *with_plain(transport)]
+    with running(_PEER, words, folder) as ports:
+        yield ports
+
+
+@contextlib.contextmanager
+def running(module: str, words: list[str], folder: Path) -> Iterator[Record]:
+    """A process, until the block ends; what it printed when it served."""
+    argv = [sys.executable, "-m", module, *words]
+    process = MeasuredProcess(argv, folder / f"{module}.log", dict(os.environ), is_runner=True)
     try:
         line = process.stdout.readline()
         if not line:

@@ -30,10 +30,10 @@ def source_bytes(num_blocks: int) -> bytes:
 class Pool:
     """A pool in shared memory, as a worker's is."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, spec: KVSpec = SPEC) -> None:
         fd = create_memory_file("baton-bench-pool")
-        self.memory: mmap.mmap = resize_and_map(fd, num_blocks * SPEC.row_bytes)
-        self.blocks = BlockBytes(SPEC, memoryview(self.memory))
+        self.memory: mmap.mmap = resize_and_map(fd, num_blocks * spec.row_bytes)
+        self.blocks = BlockBytes(spec, memoryview(self.memory))
         self.fd = open_sealed(fd)
         os.close(fd)
 

@@ -32,3 +32,20 @@ def test_what_was_left_out_has_no_row() -> None:
     left_out = {"part": "left out", "contender": "nixl", "reason": "not installed"}
 
     assert "nixl" not in render([RECORD, left_out])
+
+
+def test_what_is_exposed_behind_a_real_prefill_has_a_table_of_its_own() -> None:
+    overlap = {
+        "part": "overlap",
+        "contender": "shm",
+        "num_tokens": 500,
+        "num_bytes": 58 * 2**20,
+        "prefill_s": [0.5, 0.4, 0.6],
+        "exposed_s": [0.002, 0.004, 0.003],
+        "idle_s": [0.02, 0.02, 0.02],
+    }
+
+    lines = render([RECORD, overlap]).splitlines()
+
+    assert lines[-4] == ""
+    assert lines[-1] == "| **shm** | 500 | 58 | 500.0 | 20.0 | 3.0 | 0.15 | <= 0.20 |"
