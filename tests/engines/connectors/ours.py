@@ -138,8 +138,12 @@ class Pair:
             prefill_endpoint=endpoint,
             cache_key=cache_key or self._keys.randbytes(32),
         )
-        async with asyncio.timeout(ANSWER_LIMIT_S):
-            return await answer.over()
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                return await answer.over()
+        except TimeoutError:
+            await self.gateway.cancel(f"request-{answer.handle}")
+            raise
 
     async def text(self, prompt: Sequence[int], endpoint: str = "", key: bytes = b"") -> list[int]:
         """A whole answer, computed by the decode worker alone by default."""
@@ -204,8 +208,8 @@ async def pair(decode: Worker, prefill: Worker) -> AsyncIterator[Pair]:
         await joined.end()
 
 
-def swallow(frame: Any) -> list[Any]:
-    return []
+def without_blocks(frame: Any) -> list[Any]:
+    return [] if frame.HasField("blocks") else [frame]
 
 
 class OurCases:
@@ -250,17 +254,15 @@ class OurCases:
         outcomes["replayed"] = await joined.outcome(prompts[4])
         joined.to_prefill = without_capability
         outcomes["parameter"] = await joined.outcome(prompts[0])
-        joined.to_prefill, joined.to_decode = pass_on, swallow
+        joined.to_prefill, joined.to_decode = pass_on, without_blocks
         outcomes["never"] = await joined.outcome(prompts[0])
         joined.to_decode = pass_on
 
     async def _with_a_lost_peer(self, joined: Pair, other: Worker) -> None:
         outcomes, prompts = self.outcomes, self._prompts
-        joined.to_decode = joined.to_prefill = swallow
         joined.prefill.signal(signal.SIGSTOP)
         outcomes["hung"] = await joined.outcome(prompts[5])
         joined.prefill.signal(signal.SIGCONT)
-        joined.to_decode = joined.to_prefill = pass_on
         joined.to_decode = lambda frame: self._kill_before_blocks(joined, frame)
         outcomes["killed"] = await joined.outcome(prompts[6])
         joined.to_decode = pass_on
