@@ -90,8 +90,8 @@ bench-router: $(INSTALLED) ## recorded traffic through the router (ARGS="--quick
 bench-gateway: $(INSTALLED) ## CPU of a token and of a request before simulated workers (ARGS="--quick")
 	@$(RUN) -m bench gateway $(ARGS)
 
-bench-peers: $(INSTALLED) ## install the peers that `make bench` compares with
-	@PYTHON=$(CURDIR)/$(RUN) tools/bench_peers.sh
+bench-peers: $(INSTALLED) ## install the peers that benchmarks compare with (WHAT=gateways: not the engines)
+	@PYTHON=$(CURDIR)/$(RUN) tools/bench_peers.sh "" "$(WHAT)"
 
 loadtest: $(DEPLOY) ## load on what `make up` runs, for two minutes (USERS=20 DURATION=60 ARGS="--scenario reference")
 	@$(RUN) -m loadtest $(if $(USERS),--users $(USERS)) $(if $(DURATION),--duration $(DURATION)) $(ARGS)

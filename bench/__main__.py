@@ -13,158 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from bench.options import BadBenchOption, bytes_of, replace_between_marks, words_of
-
-_QUICK_MODELS, _QUICK_BATCHES = "tiny", "1,8"
-_MODELS, _BATCHES = "tiny,small", "1,8,32"
+from bench.parsers import BATCHES, MODELS, QUICK_BATCHES, QUICK_MODELS, add_parsers
 
 
 def main() -> None:
     """Entry point of `python -m bench`."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks of Baton")
-    _add_parsers(parser.add_subparsers(dest="kind", required=True))
+    add_parsers(parser.add_subparsers(dest="kind", required=True))
     arguments = parser.parse_args()
     try:
-        status = arguments.run(arguments)
+        status = _RUNS[arguments.kind](arguments)
     except BadBenchOption as error:
         print(f"bench: {error}", file=sys.stderr)
         status = 2
     except KeyboardInterrupt:
         status = 130
     raise SystemExit(status)
-
-
-def _add_parsers(kinds: Any) -> None:
-    engine = kinds.add_parser("engine", help="speed beside vLLM and transformers on this machine")
-    help_text = "machine, core, offline, served (default: all)"
-    engine.add_argument("--part", default="machine,core,offline,served", help=help_text)
-    help_text = f"models to make and run ({_MODELS}; also: nano)"
-    engine.add_argument("--model", default=_MODELS, metavar="A,B", help=help_text)
-    help_text = f"batch sizes and concurrencies ({_BATCHES})"
-    engine.add_argument("--batch", default=_BATCHES, metavar="N,M", help=help_text)
-    help_text = "baton, vllm, transformers, transformers-continuous (default: what is installed)"
-    engine.add_argument("--engine", default="", metavar="A,B", help=help_text)
-    engine.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of a cell (3)")
-    help_text = "requests per connection of a served run (10)"
-    engine.add_argument("--requests", type=int, default=10, metavar="N", help=help_text)
-    engine.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads (2)")
-    engine.add_argument("--kv-memory", default="4GiB", metavar="SIZE", help="KV pool (4GiB)")
-    help_text = f"minutes: {_QUICK_MODELS} at {_QUICK_BATCHES}, fewer rounds and requests"
-    engine.add_argument("--quick", action="store_true", help=help_text)
-    help_text = "folder for models and logs (~/.cache/baton-bench)"
-    engine.add_argument("--cache", type=Path, metavar="FOLDER", help=help_text)
-    _add_results(engine)
-    engine.set_defaults(run=_engine)
-    handoff = kinds.add_parser("handoff", help="KV blocks between two processes, per transport")
-    help_text = "which, if they are there (shm,nixl,grpc)"
-    handoff.add_argument("--transports", default="shm,nixl,grpc", metavar="A,B", help=help_text)
-    handoff.add_argument(
-        "--rounds", type=int, default=15, metavar="N", help="transfers of each (15)"
-    )
-    handoff.add_argument("--mib", type=int, default=128, metavar="N", help="per transfer (128)")
-    help_text = "the prefill takes so many times an idle transfer (2)"
-    handoff.add_argument("--prefill-factor", type=float, default=2.0, metavar="F", help=help_text)
-    help_text = "CPU threads of the core that computes prefills (1)"
-    handoff.add_argument("--threads", type=int, default=1, metavar="N", help=help_text)
-    _add_results(handoff)
-    handoff.set_defaults(run=_handoff)
-    _add_disagg(kinds)
-    _add_router(kinds)
-    _add_overload(kinds)
-    _add_gateway(kinds)
-    _add_engines(kinds)
-    _add_gpu(kinds)
-
-
-def _add_results(parser: argparse.ArgumentParser) -> None:
-    help_text = "append JSON lines here (default: a new file in ~/.cache/baton-bench/results)"
-    parser.add_argument("--output", type=Path, metavar="FILE", help=help_text)
-    help_text = "measure nothing; render these results"
-    parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
-    help_text = "put the tables between the marks of this Markdown file"
-    parser.add_argument("--into", type=Path, metavar="FILE", help=help_text)
-
-
-def _add_disagg(kinds: Any) -> None:
-    disagg = kinds.add_parser("disagg", help="split, aggregated and automatic on the same cores")
-    disagg.add_argument("--model", default="tiny", metavar="NAME", help="tiny, small or nano")
-    disagg.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each (3)")
-    help_text = "with short prompts, at once (4)"
-    disagg.add_argument("--streams", type=int, default=4, metavar="N", help=help_text)
-    help_text = "long prompts that arrive meanwhile, one after the other (8)"
-    disagg.add_argument("--long", type=int, default=8, metavar="N", help=help_text)
-    help_text = "of each long prompt (2000)"
-    disagg.add_argument("--long-tokens", type=int, default=2000, metavar="N", help=help_text)
-    disagg.add_argument("--quick", action="store_true", help="seconds: one round, 3 long prompts")
-    help_text = "folder for models and logs (~/.cache/baton-bench)"
-    disagg.add_argument("--cache", type=Path, metavar="FOLDER", help=help_text)
-    _add_results(disagg)
-    disagg.set_defaults(run=_disagg)
-
-
-def _add_router(kinds: Any) -> None:
-    router = kinds.add_parser("router", help="recorded traffic through the router; cost of a pick")
-    help_text = "replay, bursts, picks, routers (default: all)"
-    router.add_argument("--part", default="replay,bursts,picks,routers", help=help_text)
-    help_text = "folder of recorded traces (default: synthetic ones are made)"
-    router.add_argument("--traces", type=Path, metavar="FOLDER", help=help_text)
-    help_text = "of each trace (1800)"
-    router.add_argument("--seconds", type=int, default=1800, metavar="N", help=help_text)
-    help_text = "prefill workers, and as many decode workers (8)"
-    router.add_argument("--workers", type=int, default=8, metavar="N", help=help_text)
-    help_text = "of the fleet's prefill speed, without caches (0.7)"
-    router.add_argument("--load", type=float, default=0.7, metavar="SHARE", help=help_text)
-    router.add_argument("--seed", type=int, default=1, metavar="N", help="of everything (1)")
-    help_text = "about a minute: 300 s of each trace, fewer picks"
-    router.add_argument("--quick", action="store_true", help=help_text)
-    _add_results(router)
-    help_text = "put these parts' lines into this file, for older ones, and render all of it"
-    router.add_argument("--renew", type=Path, metavar="FILE", help=help_text)
-    help_text = "folder for one SVG picture of each trace"
-    router.add_argument("--plots", type=Path, metavar="FOLDER", help=help_text)
-    router.set_defaults(run=_router)
-
-
-def _add_overload(kinds: Any) -> None:
-    help_text = "the real stack under more load than it can serve, and beside a loud tenant"
-    overload = kinds.add_parser("overload", help=help_text)
-    overload.add_argument("--part", default="shed,fair", help="shed, fair (default: both)")
-    help_text = "of the phase at 3x; others take 0.5 to 1.5 times as long (60)"
-    overload.add_argument("--seconds", type=int, default=60, metavar="N", help=help_text)
-    overload.add_argument("--seed", type=int, default=1, metavar="N", help="of the arrivals (1)")
-    help_text = "time of a step of the workers; an answer takes 5 s (50)"
-    overload.add_argument("--step-ms", type=int, default=50, metavar="N", help=help_text)
-    _add_results(overload)
-    overload.set_defaults(run=_overload)
-
-
-def _add_gateway(kinds: Any) -> None:
-    help_text = "the gateway before simulated workers: CPU of a token and of a request, memory"
-    gateway = kinds.add_parser("gateway", help=help_text)
-    help_text = "tokens, requests, ttft, idle (default: all)"
-    gateway.add_argument("--part", default="tokens,requests,ttft,idle", help=help_text)
-    gateway.add_argument("--seconds", type=int, default=4, metavar="N", help="of each run (4)")
-    gateway.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each (3)")
-    gateway.add_argument("--processes", type=int, default=1, metavar="N", help="of the gateway (1)")
-    gateway.add_argument("--quick", action="store_true", help="one run of 2 s of each")
-    _add_results(gateway)
-    gateway.set_defaults(run=_gateway)
-
-
-def _add_engines(kinds: Any) -> None:
-    help_text = "whole stacks whose workers run vLLM's engine, beside vllm serve"
-    engines = kinds.add_parser("engines", help=help_text)
-    engines.add_argument("--model", default="tiny", metavar="NAME", help="tiny, small or nano")
-    engines.add_argument("--rounds", type=int, default=2, metavar="N", help="runs of each (2)")
-    _add_results(engines)
-    engines.set_defaults(run=_engines)
-
-
-def _add_gpu(kinds: Any) -> None:
-    gpu = kinds.add_parser("gpu", help="on one GPU: the engine, or workers with vLLM's")
-    help_text = "baton: as python -m bench.gpu; vllm: what is to be proved, and the proofs (baton)"
-    gpu.add_argument("--engine", choices=("baton", "vllm"), default="baton", help=help_text)
-    gpu.add_argument("options", nargs=argparse.REMAINDER, help="of python -m bench.gpu")
-    gpu.set_defaults(run=_gpu)
 
 
 def _engine(arguments: argparse.Namespace) -> int:
@@ -257,6 +121,7 @@ def _gateway(arguments: argparse.Namespace) -> int:
     from bench.engine.engine_bench import read_records
     from bench.gateway.gateway_bench import PARTS, BenchOptions, run_bench
     from bench.gateway.gateway_report import render
+    from bench.gateway.peers_bench import run_peers
     from bench.models import cache_folder
 
     if not arguments.report:
@@ -272,8 +137,10 @@ def _gateway(arguments: argparse.Namespace) -> int:
         options = BenchOptions(
             parts, cache, seconds, num_rounds, num_idle, num_processes=arguments.processes
         )
-        _measure(arguments, "gateway", cache, partial(run_bench, options))
-    return _show(render(read_records(arguments.report)), arguments.into)
+        run = run_peers if arguments.peers else run_bench
+        _measure(arguments, "gateway", cache, partial(run, options))
+    mark = "peers" if arguments.peers else "bench"
+    return _show(render(read_records(arguments.report)), arguments.into, mark)
 
 
 def _engines(arguments: argparse.Namespace) -> int:
@@ -361,9 +228,9 @@ def _measure(
     arguments.report = [output]
 
 
-def _show(text: str, into: Path | None) -> int:
+def _show(text: str, into: Path | None, mark: str = "bench") -> int:
     if into:
-        into.write_text(replace_between_marks(into.read_text(), text))
+        into.write_text(replace_between_marks(into.read_text(), text, mark))
     else:
         print(text)
     return 0
@@ -393,13 +260,24 @@ def _options(arguments: argparse.Namespace) -> Any:
 
 def _make_quick(arguments: argparse.Namespace) -> None:
     """Smaller values for what was not asked for otherwise."""
-    if arguments.model == _MODELS:
-        arguments.model = _QUICK_MODELS
-    if arguments.batch == _BATCHES:
-        arguments.batch = _QUICK_BATCHES
+    if arguments.model == MODELS:
+        arguments.model = QUICK_MODELS
+    if arguments.batch == BATCHES:
+        arguments.batch = QUICK_BATCHES
     arguments.rounds = min(arguments.rounds, 2)
     arguments.requests = min(arguments.requests, 3)
 
+
+_RUNS = {
+    "engine": _engine,
+    "handoff": _handoff,
+    "disagg": _disagg,
+    "router": _router,
+    "overload": _overload,
+    "gateway": _gateway,
+    "engines": _engines,
+    "gpu": _gpu,
+}
 
 if __name__ == "__main__":
     main()

@@ -2,19 +2,18 @@
 
 from baton.system.byte_size import parse_bytes
 
-_BEGIN, _END = "<!-- bench:begin -->", "<!-- bench:end -->"
-
 
 class BadBenchOption(Exception):
     """The message names the option."""
 
 
-def replace_between_marks(document: str, text: str) -> str:
+def replace_between_marks(document: str, text: str, mark: str = "bench") -> str:
     """The document with what lies between its marks replaced. Raises BadBenchOption."""
-    before, begin, rest = document.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
+    marks = f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
+    before, begin, rest = document.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise BadBenchOption(f"--into: the file has no {_BEGIN} and {_END}")
+        raise BadBenchOption(f"--into: the file has no {marks[0]} and {marks[1]}")
     return f"{before}{begin}\n{text}{end}{after}"
 
 

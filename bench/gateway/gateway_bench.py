@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,9 @@ from bench.contenders import clean_environment
 from bench.gateway.pace import AnswerPace
 from bench.gateway.simulated_stack import SimulatedStack
 from bench.gateway.simulated_worker import OWN_STAGE
+from bench.gateway.stream_load import Server, StreamLoad, plan_of
 from bench.machine import CpuWatch, describe_machine, process_tree
 from bench.measured_process import Runner, put_ahead
-from bench.pressure.paced_stack import MODEL
 from bench.workload import WordList
 from loadtest.reporting.latency import percentile
 
@@ -58,9 +58,8 @@ TTFT_LOADS = (
     RequestLoad("32 at once", 32, 400),
     RequestLoad("32 one by one", 32, 400, 400),
 )
-_WARM_S = 1.5
-_NEVER_US = 3_600_000_000
-_MAX_TOKENS = 100_000
+NEVER_US = 3_600_000_000
+MAX_TOKENS = 100_000
 _PROBE_S = 0.05
 # One tenant has all streams; no stream ends because its worker waits.
 _VARIABLES = {"BATON_GATEWAY_TENANT_SHARE": "1", "BATON_GATEWAY_TOKEN_GAP_S": "3600"}
@@ -81,28 +80,55 @@ class BenchOptions:
 
 def run_bench(options: BenchOptions, output: Path, say: Callable[[str], None]) -> None:
     """Measure, and append each record to `output` as soon as it is there. Raises RunnerFailed."""
+    with ExitStack() as stack:
+        append_records(_records(options, stack, say), output)
+
+
+def append_records(records: Iterable[Record], output: Path) -> None:
+    """Append each record to a file as soon as it is there."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("a") as file, ExitStack() as stack:
-        for record in _records(options, stack, say):
+    with output.open("a") as file:
+        for record in records:
             file.write(json.dumps(record) + "\n")
             file.flush()
 
 
-def _records(
-    options: BenchOptions, stack: ExitStack, say: Callable[[str], None]
-) -> Iterator[Record]:
+def environment_of(options: BenchOptions) -> Record:
+    """The record of the machine and the options of a run."""
     described = {
         "seconds": options.seconds,
         "num_rounds": options.num_rounds,
         "num_processes": options.num_processes,
     }
-    yield {"part": "environment", **describe_machine(), "options": described}
+    return {"part": "environment", **describe_machine(), "options": described}
+
+
+def _records(
+    options: BenchOptions, stack: ExitStack, say: Callable[[str], None]
+) -> Iterator[Record]:
+    yield environment_of(options)
     say("starting the stack")
     bench = _Bench(options, stack)
     for part in options.parts:
         for record in bench.measure(part):
             say(json.dumps(record))
             yield {"part": part, **record}
+
+
+def start_stack(num_processes: int, log: Path) -> SimulatedStack:
+    """Start a stack with so many processes of the gateway. Raises RunnerFailed."""
+    variables = {**_VARIABLES, "BATON_GATEWAY_PROCESSES": str(num_processes)}
+    return SimulatedStack.start({"--aggregated": 1, "--threads": 1}, variables, log)
+
+
+def server_of(stack: SimulatedStack) -> Server:
+    """The stack as a server whose services are watched and run ahead of other programs."""
+    # Each has a session of its own.
+    for process in process_tree(stack.process.pid):
+        put_ahead(process.pid)
+    pids = stack.pids()
+    headers = {"Authorization": f"Bearer {stack.key('bench')}"}
+    return Server(stack.url, headers, {name: pids[name] for name in SERVICES})
 
 
 class _Bench:
@@ -112,20 +138,12 @@ class _Bench:
         self._options = options
         self._words = WordList.of_tokenizer(demo_model_path() / "tokenizer.json")
         logs = options.cache / "logs"
-        workers = {"--aggregated": 1, "--threads": 1}
-        variables = {**_VARIABLES, "BATON_GATEWAY_PROCESSES": str(options.num_processes)}
-        self._stack = SimulatedStack.start(workers, variables, logs / "gateway-stack.log")
+        self._stack = start_stack(options.num_processes, logs / "gateway-stack.log")
         stack.callback(self._stack.stop)
         argv = [sys.executable, "-m", "bench.gateway.load_client"]
         self._client = Runner(argv, logs / "gateway-client.log", clean_environment())
         stack.callback(self._client.stop)
-        self._key = self._stack.key("bench")
-        state = self._stack.state
-        assert state is not None, "the stack is ready"
-        self._pids = {name: int(state.services[name]["pid"]) for name in SERVICES}
-        # Each has a session of its own.
-        for process in process_tree(self._stack.process.pid):
-            put_ahead(process.pid)
+        self._server = server_of(self._stack)
 
     def measure(self, part: str) -> Iterator[Record]:
         """The records of one part."""
@@ -143,8 +161,8 @@ class _Bench:
                     yield self._requests(load, LONG_PROMPT)
 
     def _tokens(self, step_us: int) -> Record:
-        load, pace = RequestLoad("tokens", NUM_STREAMS), AnswerPace(0, step_us)
-        told = self._run("tokens", load, pace, _MAX_TOKENS, SHORT_PROMPT)
+        pace = AnswerPace(0, step_us)
+        told = self._run(StreamLoad("tokens", NUM_STREAMS, pace, MAX_TOKENS, SHORT_PROMPT))
         num, cpu_s = told["num_tokens"], told["cpu_s"]["gateway"]
         return {
             "tokens_per_s": round(num / told["wall_s"]),
@@ -158,8 +176,10 @@ class _Bench:
         }
 
     def _requests(self, load: RequestLoad, num_prompt: int) -> Record:
-        pace = AnswerPace(load.prefill_ms, _NEVER_US)
-        told = self._run("requests", load, pace, 1, num_prompt)
+        pace, spread_s = AnswerPace(load.prefill_ms, NEVER_US), load.spread_ms / 1000
+        told = self._run(
+            StreamLoad("requests", load.num_streams, pace, 1, num_prompt, spread_s=spread_s)
+        )
         num, stages_s = told["num_requests"], told["stages_s"]
         own_s = [stages.pop(OWN_STAGE, 0.0) for stages in stages_s]
         added = [a - b for a, b in zip(told["first_s"], own_s, strict=True)]
@@ -177,33 +197,12 @@ class _Bench:
 
     def _idle(self) -> Record:
         count = self._options.num_idle
-        load, pace = RequestLoad("idle", count), AnswerPace(0, _NEVER_US)
-        told = self._run("idle", load, pace, 1_000, SHORT_PROMPT)
+        told = self._run(StreamLoad("idle", count, AnswerPace(0, NEVER_US), 1_000, SHORT_PROMPT))
         kib = {name: round(size / count / 1024, 2) for name, size in told["memory_bytes"].items()}
         return {"num_streams": count, "kib_per_stream": kib}
 
-    def _run(
-        self, kind: str, load: RequestLoad, pace: AnswerPace, max_tokens: int, num_prompt: int
-    ) -> Record:
-        message = {"role": "user", "content": self._words.text("prompt", num_prompt)}
-        body = {
-            "model": MODEL,
-            "messages": [message],
-            "stream": True,
-            "max_tokens": max_tokens,
-            "seed": pace.seed,
-        }
-        plan = {
-            "kind": kind,
-            "url": self._stack.url,
-            "headers": {"Authorization": f"Bearer {self._key}"},
-            "body": body,
-            "num_streams": load.num_streams,
-            "seconds": self._options.seconds,
-            "spread_s": load.spread_ms / 1000,
-            "warm_s": _WARM_S,
-            "pids": self._pids,
-        }
+    def _run(self, load: StreamLoad) -> Record:
+        plan = plan_of(load, self._server, self._words, self._options.seconds)
         watch = CpuWatch(self._client.pid, self._stack.process.pid)
         began_s = time.monotonic()
         with LagProbe(self._stack.url) as probe:

@@ -78,12 +78,41 @@ def _idle(records: Sequence[Record]) -> str:
     return table(rows)
 
 
+def _peers(records: Sequence[Record]) -> str:
+    """A row for each gateway: the least CPU time of each load, the most memory."""
+    rows = [["gateway", "CPU us per request", "CPU us per token, 8 streams", "128 streams"]]
+    rows[0] += ["tokens/s of 128 streams", "MiB", "requests at the worker per request"]
+    for name, runs in _by(records, "name"):
+        loads = dict(_by(runs, "load"))
+        cells = [_cpu_of(loads.get(load, ())) for load in ("requests", "8 streams", "128 streams")]
+        rate = max((float(run["per_s"]) for run in loads.get("128 streams", ())), default=0)
+        memory = max(sum(run["memory_mib"].values()) for run in runs)
+        asked = max(
+            (run["asked_per_request"] for run in runs if "asked_per_request" in run), default=None
+        )
+        cells += [f"{rate:,.0f}", f"{memory:,}", "-" if asked is None else f"{asked:g}"]
+        rows.append([f"{name} {runs[0]['version']}".strip(), *cells])
+    return table(rows)
+
+
+def _cpu_of(runs: Sequence[Record]) -> str:
+    """The CPU time of the cheapest run; of several processes the first one's and all of it."""
+    every = [run["cpu_us"] for run in runs if run["cpu_us"]]
+    best = min(every, key=lambda cpu: float(sum(cpu.values())), default=None)
+    if best is None:
+        return "-"
+    first, *others = best.values()
+    whole = f"; with {', '.join(list(best)[1:])} {first + sum(others):,.1f}" if others else ""
+    return f"{first:,.1f}{whole}"
+
+
 _SECTIONS = {
     "environment": _environment,
     "tokens": _tokens,
     "requests": _requests,
     "ttft": _ttft,
     "idle": _idle,
+    "peers": _peers,
 }
 
 

@@ -28,6 +28,8 @@ _EVENT_START, _ERROR = b"data: ", b'"error":'
 # A stage in the header Server-Timing.
 _STAGE = re.compile(rb"(\w+);dur=([\d.]+)")
 _CONNECT_AT_ONCE = 64
+# A gateway that others cannot begin at beside the streams that run would be waited for for ever.
+_OPEN_TIMEOUT_S = 120.0
 
 
 class CountingConnection(asyncio.Protocol):
@@ -131,7 +133,9 @@ class Load:
 
     async def _requests(self) -> Record:
         clients = [await self._connect() for _ in range(self._plan["num_streams"])]
-        await asyncio.gather(*(self._ask_for(each, self._plan["warm_s"]) for each in clients))
+        warm = await asyncio.gather(
+            *(self._ask_for(each, self._plan["warm_s"]) for each in clients)
+        )
         cpu, began_s = self._cpu_s(), time.perf_counter()
         gap_s = self._plan["spread_s"] / len(clients)
         asked = [
@@ -143,6 +147,7 @@ class Load:
         return {
             "wall_s": wall_s,
             "num_requests": len(times),
+            "num_sent": len(times) + sum(map(len, warm)),
             "first_s": [first_s for first_s, _ in times],
             "stages_s": [stages_s for _, stages_s in times],
             "cpu_s": _less(self._cpu_s(), cpu),
@@ -171,12 +176,13 @@ class Load:
     async def _open_all(self) -> None:
         """Begin all streams, a few at once; returns when each has its first token."""
         count = self._plan["num_streams"]
-        for start in range(0, count, _CONNECT_AT_ONCE):
-            batch = [await self._connect() for _ in range(min(_CONNECT_AT_ONCE, count - start))]
-            for connection in batch:
-                connection.ask(self._request)
-            for connection in batch:
-                await connection.begun
+        async with asyncio.timeout(_OPEN_TIMEOUT_S):
+            for start in range(0, count, _CONNECT_AT_ONCE):
+                batch = [await self._connect() for _ in range(min(_CONNECT_AT_ONCE, count - start))]
+                for connection in batch:
+                    connection.ask(self._request)
+                for connection in batch:
+                    await connection.begun
 
     async def _connect(self) -> CountingConnection:
         loop = asyncio.get_running_loop()
