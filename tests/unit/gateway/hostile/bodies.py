@@ -201,6 +201,14 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "/v1/messages/count_tokens": ({"model": "demo", "messages": _BLOCKS}, _ASKED),
     "/v1/conversations": ({}, {"items": _ITEMS, "metadata": {"a": "b"}}),
+    "/v1/batches": (
+        {
+            "input_file_id": "file-1",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        },
+        {"metadata": {"a": "b"}},
+    ),
 }
 
 _leaves = st.one_of(
@@ -259,11 +267,11 @@ def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
         _change(draw, fields)
     text = json.dumps(fields, ensure_ascii=draw(st.booleans()))
     body = text.replace("Infinity", _INFINITY).encode("utf-8", "surrogatepass")
-    return path, draw(_spoilt(body))
+    return path, draw(spoilt(body))
 
 
 @st.composite
-def _spoilt(draw: st.DrawFn, body: bytes) -> bytes:
+def spoilt(draw: st.DrawFn, body: bytes) -> bytes:
     """The same bytes; now and then fewer of them, or with others between."""
     kind = draw(st.sampled_from(("as it is",) * 12 + ("cut", "insert", "twice", "noise")))
     place = draw(st.integers(0, len(body)))
