@@ -50,7 +50,7 @@ test: $(KERNELS) $(DEPLOY) ## all tests, with a table of times
 
 test-engines: $(KERNELS) ## what every engine keeps to a worker: Baton's own, and vLLM's after make setup ENGINE=vllm
 	@BATON_VLLM_PYTHON=$${BATON_VLLM_PYTHON:-$(wildcard $(CURDIR)/$(VLLM_VENV)/bin/python)} OMP_NUM_THREADS=1 \
-		OMP_WAIT_POLICY=PASSIVE $(RUN) -m pytest tests/engines --timeout 900 --junitxml .baton/test-engines.xml -o junit_family=xunit1 $(ARGS)
+		OMP_WAIT_POLICY=PASSIVE $(RUN) -m pytest tests/engines --timeout 900 --junitxml .baton/test-engines.xml $(ARGS)
 
 test-long: $(KERNELS) $(DEPLOY) ## the same with the large counts
 	@tools/test_programs.sh

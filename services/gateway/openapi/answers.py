@@ -310,6 +310,8 @@ class ModelCard(Struct):
     owned_by: str
     max_model_len: int
     capabilities: dict[str, bool] | UnsetType = UNSET
+    engines: list[str] | UnsetType = UNSET
+    unsupported_parameters: list[str] | UnsetType = UNSET
     tool_syntax: str | UnsetType | None = UNSET
     reasoning_syntax: str | UnsetType | None = UNSET
 
