@@ -39,6 +39,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     sums: Counter[str] = Counter()
     for report in reports:
         if getattr(report, "when", "") == "call":
-            sums.update(dict(report.user_properties))
+            counts = {name: n for name, n in report.user_properties if isinstance(n, int)}
+            sums.update(counts)
     for name, number in sums.items():
         terminalreporter.write_line(f"{name}: {number:,}")
