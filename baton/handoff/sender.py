@@ -121,7 +121,8 @@ class Sender:
             # Pages leave together where those before them have left together.
             for first_block, alike in groupby(layers, key=self._num_ready.__getitem__):
                 run = list(alike)
-                self._add_pieces(range(run[0], run[-1] + 1), first_block, num_ready)
+                if first_block < num_ready:
+                    self._add_pieces(range(run[0], run[-1] + 1), first_block, num_ready)
         self._num_ready[:num_layers] = [
             max(each, num_ready) for each in self._num_ready[:num_layers]
         ]

@@ -124,7 +124,7 @@ class LocalEngineClient:
             self._is_busy = True
             self._ends_at = self._clock.now() + self._step_duration(batch)
             # Layers are told of as early as they can be: when the step begins.
-            batch.layer_marks = self._engine.layer_marks(self._early.append)
+            batch.layer_marks = self._engine.layer_marks(batch, self._early.append)
             self._result = self._engine.runner.run(batch)
 
     async def _sleep_until_step_ends(self) -> None:

@@ -129,7 +129,7 @@ class Engine:
             page.begin_step(batch.step, self.batch_request_ids(), self.expected_step_s())
             if (answers := self.take_answers()) is not None:
                 send(answers)
-            batch.layer_marks = self.layer_marks(send)
+            batch.layer_marks = self.layer_marks(batch, send)
             result = self.runner.run(batch)
         events = self.finish_step(result)
         while events is not None:
@@ -157,9 +157,13 @@ class Engine:
         """
         return self._reporter.report(self.step_index) if self._reporter.has_answers else None
 
-    def layer_marks(self, send: Callable[[StepEvents], None]) -> LayerMarks | None:
+    def layer_marks(
+        self, batch: StepBatch, send: Callable[[StepEvents], None]
+    ) -> LayerMarks | None:
         """Between begin_step and running its batch: where it reports to `send` while it runs."""
-        return self._layers.marks(self.step_index, self._plan, send)
+        if len(batch.token_ids) < self._layers.least_tokens:
+            return None
+        return self._layers.marks(batch.step, self._plan, send)
 
     def finish_step(self, result: StepResult | None) -> StepEvents | None:
         """Commit the runner's result (None without a batch), and report.

@@ -5,6 +5,7 @@ all of the transfer would stand between its first token and the second. Only ful
 reported, and not the last token's: that one may be computed again.
 """
 
+import math
 from collections.abc import Callable
 
 from baton.engine.protocol.batch import LayerMarks
@@ -30,6 +31,9 @@ class LayerReports:
         self._reporter = reporter
         self._is_off = isinstance(runner, CopyingRunner)
         self._min_group_bytes = min_group_bytes
+        spec = state.info.kv_spec
+        # A step of fewer tokens has no two groups.
+        self.least_tokens = math.ceil(2 * min_group_bytes / spec.row_bytes) * spec.block_size
 
     def marks(
         self, step: int, plan: StepPlan, send: Callable[[StepEvents], None]

@@ -91,8 +91,9 @@ def test_what_is_not_handed_over_or_small_or_copied_later_is_not_told_early() ->
     ]
     for runner, sizes, add in cases:
         driver = make_driver(runner, **sizes)
-        driver.engine.begin_step([add])
-        assert driver.engine.layer_marks(lambda events: None) is None
+        batch = driver.engine.begin_step([add])
+        assert batch is not None
+        assert driver.engine.layer_marks(batch, lambda events: None) is None
 
 
 def test_the_books_agree_whatever_was_told_early() -> None:
