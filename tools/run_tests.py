@@ -34,11 +34,11 @@ CPU_SECONDS = {
     "unit": 90,
     "architecture": 40,
     "engines": 10,
-    "integration": 210,
-    "e2e": 170,
-    "chaos": 150,
+    "integration": 225,
+    "e2e": 175,
+    "chaos": 130,
     "model": 190,
-    "simulation": 160,
+    "simulation": 180,
     "chart": 40,
 }
 # In this order.
