@@ -7,6 +7,7 @@ sequences at once. The least of a few runs.
 
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -93,5 +94,8 @@ def _add(seq_id: int) -> AddSequence:
 
 if __name__ == "__main__":
     python, model, batch = sys.argv[1:]
+    # vLLM's core logs to stdout: the answer gets a descriptor of its own.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print(json.dumps(runner.run(measure(python, model, int(batch)))), flush=True)
+        print(json.dumps(runner.run(measure(python, model, int(batch)))), file=answer, flush=True)
