@@ -68,7 +68,7 @@ def test_a_long_list_has_no_more_tasks_than_prompts_that_run() -> None:
         incoming = fleet.incoming("/v1/completions", body)
         running = fleet.tasks.create_task(fleet.gateway.pipeline.run(incoming, RecordingSink()))
         await asyncio.sleep(0.03)
-        assert len(asyncio.all_tasks()) - before < 64
+        assert 16 < len(asyncio.all_tasks()) - before < 64
         running.cancel()
 
     simulate(scenario)
