@@ -81,6 +81,7 @@ class AdmissionView:
         self, num_queued: Mapping[str, int], queue_wait_s: Mapping[str, float]
     ) -> router_pb2.WatchAdmissionResponse:
         """Return what has changed since the last call, or all when a worker has come or left."""
+        self._fleet.has_met_all()
         if self._version != self._fleet.version:
             self._version = self._fleet.version
             self._told.clear()
@@ -161,7 +162,7 @@ class AdmissionView:
             worker_id=worker.worker_id,
             endpoint=worker.endpoint,
             role=worker.registration.role,
-            ready=self._fleet.is_fit(worker),
+            ready=self._fleet.has_met_all() and self._fleet.is_fit(worker),
             ejected=worker.health.state is HealthState.EJECTED,
             draining=worker.draining,
             num_running=worker.load.num_running,

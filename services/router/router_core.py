@@ -82,7 +82,9 @@ class RouterCore:
             self._announce(self._at(endpoint), "worker_registered")
         if kind == "draining":
             self._announce(self._at(endpoint), "worker_draining")
-        if kind in ("register", "load"):
+        if kind == "snapshot" and not report.snapshot.more:
+            self._admission_log.notify()  # a new router may be ready now
+        if kind in ("register", "load", "snapshot"):
             self._wake_queues(self._at(endpoint))
         return ack
 

@@ -30,7 +30,7 @@ from services.router.settings import Settings
 _MIN_WORKERS_TO_COMPARE = 2
 # More than one, so that what has expired grows less with each request.
 _NUM_SENT_CHECKED = 4
-# How long a new router waits for addresses that neither register nor refuse.
+# How long a new router waits for addresses that neither tell their caches nor refuse.
 _MEET_S = 1.0
 
 
@@ -50,7 +50,7 @@ class Fleet:
         self.links = ZoneLinks(clock, settings.speed_trust_s)
         # The addresses that discovery lists; None until it has.
         self._listed: frozenset[str] | None = None
-        # The addresses that have registered or could not be reached.
+        # The addresses whose caches are known, and those that could not be reached.
         self._met: set[str] = set()
         self._has_met_all = False
         self._workers: dict[str, Worker] = {}
@@ -58,7 +58,8 @@ class Fleet:
         self._pools: dict[tuple[str, int], list[Worker]] = {}
         self._by_id: dict[str, Worker] = {}
         self._models: dict[str, ServedModel] = {}
-        # Counts the registrations of new processes, and the workers that were forgotten.
+        # Counts the registrations of new processes, the workers that were forgotten, and the
+        # moment at which all were met.
         self.version = 0
         # The workers that requests are on their way to, and until when; oldest first.
         self._sent: dict[str, tuple[float, Sequence[Worker]]] = {}
@@ -72,7 +73,6 @@ class Fleet:
 
         Raises Incompatible when another connected worker has the same id.
         """
-        self._met.add(endpoint)
         now = self._clock.now()
         known = self._workers.get(endpoint)
         if known is not None and _is_same_process(known.registration, registration):
@@ -175,7 +175,7 @@ class Fleet:
 
     def lose(self, endpoint: str) -> bool:
         """Note that the stream to this worker broke. Returns whether that is news."""
-        self._met.add(endpoint)
+        self.met(endpoint)
         worker = self._workers.get(endpoint)
         if worker is None or not worker.connected:
             return False
@@ -236,8 +236,13 @@ class Fleet:
             return True
         return self._clock.now() - self._started_at >= self._settings.settle_s
 
+    def met(self, endpoint: str) -> None:
+        """Note that all that this address has cached is known, or that it cannot be reached."""
+        if not self._has_met_all:
+            self._met.add(endpoint)
+
     def has_met_all(self) -> bool:
-        """Return whether each listed address has registered or could not be reached.
+        """Return whether the cache behind each listed address is known or it could not be reached.
 
         True once and for all after _MEET_S: a new router that picked earlier would send everything
         to the few workers that it knows, without regard to what the others have cached.
@@ -248,6 +253,7 @@ class Fleet:
             self._has_met_all = has_had_time or self._met.issuperset(listed)
             if self._has_met_all:
                 self._met.clear()
+                self.version += 1
         return self._has_met_all
 
     def is_isolated(self) -> bool:

@@ -194,6 +194,7 @@ class ReportIntake:
         stream.num_built = None
         stream.awaits_snapshot = False
         index.finish(worker.endpoint)
+        self.fleet.met(worker.endpoint)
         if snapshot.HasField("position"):
             self._places[worker.endpoint] = snapshot.position
 

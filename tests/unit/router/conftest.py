@@ -97,12 +97,13 @@ class WorkerInMemory:
             block_bytes=1000,
         )
 
-    def start(self, boot_epoch: int = 1) -> None:
+    def start(self, boot_epoch: int = 1, *, tells_cache: bool = True) -> None:
         """Register, an empty snapshot, an idle load."""
         self.register.boot_epoch = boot_epoch
         self.seq = 0
         self.send(register=self.register)
-        self.send(snapshot=worker_pb2.KvSnapshot())
+        if tells_cache:
+            self.send(snapshot=worker_pb2.KvSnapshot())
         self.load()
 
     def send(self, **report: Any) -> worker_pb2.ReportAck:
@@ -131,14 +132,21 @@ class RouterInMemory:
         defaults: dict[str, Any] = {"workers": ()}
         self.core = RouterCore(Settings(**(defaults | settings)), clock, Random(1))
 
-    def decode(self, name: str = "d0", model_fp: str = MODEL, zone: str = "") -> WorkerInMemory:
-        return self._started(name, router_pb2.WORKER_ROLE_DECODE, model_fp, zone)
+    def decode(
+        self,
+        name: str = "d0",
+        model_fp: str = MODEL,
+        zone: str = "",
+        *,
+        tells_cache: bool = True,
+    ) -> WorkerInMemory:
+        worker = WorkerInMemory(self.core, name, router_pb2.WORKER_ROLE_DECODE, model_fp)
+        worker.register.zone = zone
+        worker.start(tells_cache=tells_cache)
+        return worker
 
     def prefill(self, name: str = "p0", model_fp: str = MODEL, zone: str = "") -> WorkerInMemory:
-        return self._started(name, router_pb2.WORKER_ROLE_PREFILL, model_fp, zone)
-
-    def _started(self, name: str, role: int, model_fp: str, zone: str) -> WorkerInMemory:
-        worker = WorkerInMemory(self.core, name, role, model_fp)
+        worker = WorkerInMemory(self.core, name, router_pb2.WORKER_ROLE_PREFILL, model_fp)
         worker.register.zone = zone
         worker.start()
         return worker

@@ -13,6 +13,7 @@ from baton.wire.failures import (
     Unavailable,
 )
 from baton.wire.pick_reasons import text_of
+from baton.wire.v1 import worker_pb2
 
 MODEL = "fp-1"
 
@@ -336,6 +337,28 @@ def test_a_router_that_just_started_picks_when_all_listed_workers_have_registere
         fleet.core.lose("d2:1")  # nothing listens there
         await asyncio.sleep(0.1)
         assert (await waiting).decode.worker_id in ("d0", "d1")
+
+    run(scenario)
+
+
+def test_a_router_that_just_started_picks_when_it_knows_what_the_workers_have_cached(
+    router, run, clock, hashes
+) -> None:
+    async def scenario() -> None:
+        fleet = router(disaggregate="auto")
+        fleet.core.list_workers(frozenset(("d0:1", "d1:1")))
+        fleet.decode("d0")
+        late = fleet.decode("d1", tells_cache=False)
+        waiting = asyncio.create_task(fleet.pick(block_hashes=hashes(1, 2, 3)))
+        await asyncio.sleep(0.05)
+        late.load()
+        assert not waiting.done(), "it does not know yet what this worker has"
+        ready = [each.ready for each in fleet.core.admission().models[0].workers]
+        assert not any(ready), "gateways should ask a router that knows more"
+        late.send(snapshot=worker_pb2.KvSnapshot(hashes=hashes(1, 2, 3)))
+        assert (await waiting).decode.worker_id == "d1"
+        assert clock.now() < 0.1
+        assert all(each.ready for each in fleet.core.admission().models[0].workers)
 
     run(scenario)
 
