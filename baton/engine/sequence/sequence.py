@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.grammar.state import GrammarState
-from baton.engine.protocol.messages import AddSequence
+from baton.engine.protocol.batch import SampleRow
+from baton.engine.protocol.messages import AddSequence, SamplingParams
 from baton.engine.sequence.beam_search import BeamResult, BeamSearch
 from baton.engine.sequence.pooled_sum import PooledSum
 from baton.engine.sequence.prompt_lookup import PromptLookup
@@ -44,6 +45,7 @@ class BlockTable:
         "hash_chain",
         "may_share_last",
         "num_blocks",
+        "num_changes",
         "num_registered",
         "num_reported",
     )
@@ -52,6 +54,8 @@ class BlockTable:
         self._ids = np.empty(16, np.int32)
         self.hash_chain = hash_chain
         self.num_blocks = 0
+        # Grows whenever the ids change.
+        self.num_changes = 0
         # The first blocks, which have been entered into the prefix cache.
         self.num_registered = 0
         # The first blocks, which are final and whose checksums were reported where they are wanted.
@@ -80,9 +84,11 @@ class BlockTable:
             self._ids = np.resize(self._ids, max(end, 2 * len(self._ids)))
         self._ids[self.num_blocks : end] = block_ids
         self.num_blocks = end
+        self.num_changes += 1
 
     def replace(self, index: int, block_id: int) -> None:
         self._ids[index] = block_id
+        self.num_changes += 1
 
     @property
     def ids(self) -> NDArray[np.int32]:
@@ -93,6 +99,7 @@ class BlockTable:
         """Empty the table and return its ids. The hashes stay known."""
         block_ids: list[int] = self.ids.tolist()
         self.num_blocks = 0
+        self.num_changes += 1
         self.num_registered = 0
         self.may_share_last = False
         return block_ids
@@ -122,9 +129,13 @@ class Sequence:
         "_tokens",
         "awaits_grammar",
         "credit",
+        "end_ids",
         "grammar",
         "group",
+        "is_plain",
+        "last_token",
         "lookup",
+        "max_num_tokens",
         "needs_history",
         "next_prompt_logprob",
         "num_computed_tokens",
@@ -135,6 +146,7 @@ class Sequence:
         "rank",
         "request",
         "result",
+        "row",
         "state",
         "table",
         "was_started",
@@ -148,6 +160,7 @@ class Sequence:
         self.rank = (-request.priority, not request.is_quiet, arrival)
         self.state = SequenceState.WAITING
         self.num_tokens = len(tokens)
+        self.last_token = int(tokens[-1])
         self.num_prompt_tokens = len(tokens) - request.num_emitted
         self.num_computed_tokens = 0
         # A preemption took the KV of its first so many tokens, which had been computed.
@@ -156,12 +169,14 @@ class Sequence:
         self.next_prompt_logprob = 1
         self.credit = request.credit
         # The tokens so far change the next one's probabilities.
-        sampling = request.sampling
-        self.needs_history = bool(
-            sampling.presence_penalty
-            or sampling.frequency_penalty
-            or sampling.repetition_penalty != 1
-        )
+        self.needs_history = _needs_history(request.sampling)
+        # Its decodes bring nothing but one sampled token each, unless it is in a group.
+        self.is_plain = _is_plain(request)
+        # The row of logits of such a decode, kept from step to step.
+        self.row: SampleRow | None = None
+        # It may end behind one of these tokens, or when it has so many.
+        self.end_ids: Collection[int] = ()
+        self.max_num_tokens = 0
         self.table = BlockTable([root_hash, *split_hashes(request.block_hashes)])
         # Set when its output must match a grammar. It is parked while it awaits that.
         self.grammar: GrammarState | None = None
@@ -202,9 +217,10 @@ class Sequence:
     @property
     def is_parked(self) -> bool:
         """It, or a fork that waits for its prompt, awaits a grammar; or none of them has credit."""
-        if self.awaits_grammar or (self.group is not None and self.group.awaits_grammar):
-            return True
-        return self.lacks_credit
+        if self.group is None:
+            has_credit = self.num_tokens - self.num_prompt_tokens < self.credit
+            return self.awaits_grammar or not has_credit
+        return self.awaits_grammar or self.group.awaits_grammar or self.lacks_credit
 
     @property
     def lacks_credit(self) -> bool:
@@ -241,10 +257,6 @@ class Sequence:
         """A prefill sequence's blocks are being read by the front: they must stay."""
         return self.state is SequenceState.RUNNING and self.request.kind != "prefill"
 
-    @property
-    def last_token(self) -> int:
-        return int(self._tokens[self.num_tokens - 1])
-
     def tokens(self, start: int, end: int) -> NDArray[np.uint32]:
         """View of the tokens `[start, end)`; valid until the next append."""
         return self._tokens[start:end]
@@ -254,12 +266,14 @@ class Sequence:
         if self.num_tokens == len(self._tokens):
             self._tokens = np.resize(self._tokens, 2 * self.num_tokens)
         self._tokens[self.num_tokens] = token
+        self.last_token = token
         self.num_tokens += 1
 
     def branch(self) -> "Sequence":
         """A copy with the same tokens and no blocks."""
         twin = copy(self)
         twin._tokens = self._tokens.copy()
+        twin.row = None
         twin.table = BlockTable(self.table.hash_chain)
         return twin
 
@@ -268,6 +282,19 @@ class Sequence:
             f"Sequence({self.request.seq_id}, {self.request.kind}, {self.state.name}, "
             f"{self.num_computed_tokens}/{self.num_tokens} tokens, {self.table.num_blocks} blocks)"
         )
+
+
+def _needs_history(sampling: SamplingParams) -> bool:
+    has_penalty = sampling.presence_penalty or sampling.frequency_penalty
+    return bool(has_penalty or sampling.repetition_penalty != 1)
+
+
+def _is_plain(request: AddSequence) -> bool:
+    sampling = request.sampling
+    wants_logprobs = (sampling.num_logprobs, sampling.num_prompt_logprobs) != (None, None)
+    is_limited = sampling.grammar is not None or _needs_history(sampling)
+    is_other_work = sampling.beam_width > 0 or request.pools or request.kind == "prefill"
+    return not (wants_logprobs or is_limited or is_other_work)
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from baton.engine.protocol.batch import PooledSpan, SampleRow, StepBatch, TokenHistory
 from baton.engine.protocol.messages import SamplingParams
 from baton.engine.sequence.pooled_sum import PooledSum
-from baton.engine.sequence.sequence import Sequence
+from baton.engine.sequence.sequence import BlockTable, Sequence
 from baton.engine.step.engine_state import EngineState
 from baton.engine.step.step_plan import ScheduledSequence, StepPlan
 
@@ -29,15 +29,18 @@ class BatchBuilder:
         self._query_starts = np.zeros(max_num_seqs + 1, np.int32)
         self._context_lens = np.zeros(max_num_seqs, np.int32)
         self._block_tables = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)
-        self._all_positions = np.arange(max_step_tokens, dtype=np.int64)
+        self._all_positions = np.arange(max_step_tokens + 1, dtype=np.int64)
+        # The table in each row of the tables, and which of its states.
+        self._filled: list[tuple[BlockTable | None, int]] = [(None, 0)] * max_num_seqs
 
     def build(self, step: int, plan: StepPlan) -> StepBatch:
         """The batch of a plan that is not empty."""
-        num_seqs = len(plan.sequences)
-        sample_rows: list[SampleRow] = []
+        sequences = plan.all
+        num_seqs = len(sequences)
+        sample_rows = self._fill_plain(plan.plain)
         pooled_spans: list[PooledSpan] = []
-        start = 0
-        for row, scheduled in enumerate(plan.sequences):
+        start = len(plan.plain)
+        for place, scheduled in enumerate(plan.sequences, start):
             count = scheduled.num_query_tokens
             self._fill_tokens(scheduled, start, count)
             scheduled.rows = rows_of(scheduled, start)
@@ -45,20 +48,37 @@ class BatchBuilder:
             if scheduled.seq.pooled is not None:
                 pooled_spans += _spans_of(scheduled, scheduled.seq.pooled, start)
             start += count
-            self._query_starts[row + 1] = start
-            self._context_lens[row] = scheduled.seq.num_computed_tokens + count
-        plan.seq_ids = [scheduled.seq.request.seq_id for scheduled in plan.sequences]
+            self._query_starts[place + 1] = start
+            self._context_lens[place] = scheduled.seq.num_computed_tokens + count
+        plan.seq_ids = [seq.request.seq_id for seq in sequences]
         return StepBatch(
             step=step,
             token_ids=self._token_ids[:start],
             positions=self._positions[:start],
             query_starts=self._query_starts[: num_seqs + 1],
             context_lens=self._context_lens[:num_seqs],
-            block_tables=self._fill_tables(plan.sequences),
+            block_tables=self._fill_tables(sequences),
             seq_ids=plan.seq_ids,
             sample_rows=sample_rows,
             pooled_spans=pooled_spans,
         )
+
+    def _fill_plain(self, sequences: list[Sequence]) -> list[SampleRow]:
+        """One token of each; returns their rows, which only move and count on from step to step."""
+        num_seqs = len(sequences)
+        self._token_ids[:num_seqs] = [seq.last_token for seq in sequences]
+        self._positions[:num_seqs] = [seq.num_computed_tokens for seq in sequences]
+        self._query_starts[: num_seqs + 1] = self._all_positions[: num_seqs + 1]
+        np.add(self._positions[:num_seqs], 1, out=self._context_lens[:num_seqs], casting="unsafe")
+        rows = []
+        for place, seq in enumerate(sequences):
+            row = seq.row
+            if row is None:
+                row = seq.row = SampleRow(place, seq.request.sampling, seq.request.choice, 0)
+            row.token_row = place
+            row.output_index = seq.num_tokens - seq.num_prompt_tokens
+            rows.append(row)
+        return rows
 
     def _fill_tokens(self, scheduled: ScheduledSequence, start: int, count: int) -> None:
         seq = scheduled.seq
@@ -73,14 +93,18 @@ class BatchBuilder:
         self._token_ids[drafted:end] = scheduled.draft
         np.add(self._all_positions[:count], first, out=self._positions[start:end])
 
-    def _fill_tables(self, sequences: list[ScheduledSequence]) -> NDArray[np.int32]:
-        width = max([scheduled.seq.table.num_blocks for scheduled in sequences])
-        tables = self._block_tables[: len(sequences), :width]
-        tables.fill(-1)
-        for row, scheduled in enumerate(sequences):
-            table = scheduled.seq.table
-            tables[row, : table.num_blocks] = table.ids
-        return tables
+    def _fill_tables(self, sequences: list[Sequence]) -> NDArray[np.int32]:
+        """The tables; a row that is as the last step left it is not written again."""
+        rows, filled, width = self._block_tables, self._filled, 0
+        for place, seq in enumerate(sequences):
+            table = seq.table
+            if table.num_blocks > width:
+                width = table.num_blocks
+            if filled[place] != (table, table.num_changes):
+                filled[place] = (table, table.num_changes)
+                rows[place, : table.num_blocks] = table.ids
+                rows[place, table.num_blocks :] = -1
+        return rows[: len(sequences), :width]
 
 
 class StepBatches:

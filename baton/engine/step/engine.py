@@ -181,8 +181,7 @@ class Engine:
 
     def batch_request_ids(self) -> tuple[str, ...]:
         """Requests in the step that has begun, each once."""
-        requests = [scheduled.seq.request for scheduled in self._plan.sequences]
-        return tuple(dict.fromkeys([request.request_id for request in requests]))
+        return tuple(dict.fromkeys([seq.request.request_id for seq in self._plan.all]))
 
     def expected_step_s(self) -> float | None:
         """The time that the step which has begun should take; None when none like it ran before."""

@@ -18,7 +18,7 @@ from baton.engine.protocol.messages import (
 )
 from baton.engine.protocol.reasons import FinishReason
 from baton.engine.sequence.sequence import Sequence, SequenceState
-from baton.engine.step.admission import finish_reason
+from baton.engine.step.admission import end_ids, finish_reason, max_total_tokens
 from baton.engine.step.grammars import Grammars
 from baton.engine.step.scheduler import Scheduler
 
@@ -130,6 +130,8 @@ class EngineState:
 
     def add(self, seq: Sequence) -> None:
         """A new sequence, in whatever state."""
+        seq.end_ids = end_ids(seq.request.sampling, self.info)
+        seq.max_num_tokens = max_total_tokens(seq, self.info)
         self.sequences.add(seq)
         if seq.request.sampling.grammar is not None:
             assert self.grammars is not None, "refused before"
@@ -146,6 +148,19 @@ class EngineState:
         if self.grammars is not None:
             self.grammars.follow(seq)
         self.sequences.watch_deadline(seq)
+
+    def take_tokens(self, seqs: list[Sequence], seq_ids: list[int], tokens: list[int]) -> None:
+        """The next output token of each plain decode; `seq_ids` begin with theirs."""
+        events = self.events
+        events.token_seq_ids += seq_ids[: len(seqs)]
+        events.token_ids += tokens
+        events.token_indexes += [seq.num_tokens - seq.num_prompt_tokens for seq in seqs]
+        for seq, token in zip(seqs, tokens, strict=True):
+            seq.append(token)
+            if token in seq.end_ids or seq.num_tokens >= seq.max_num_tokens:
+                reason = finish_reason(seq, token, self.info)
+                if reason is not None:
+                    self.finish(seq, reason)
 
     def take_token(self, seq: Sequence, token: int, logprobs: RowLogprobs | None) -> None:
         """The sequence's next output token; it may be its last."""

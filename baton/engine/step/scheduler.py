@@ -189,7 +189,7 @@ class Scheduler:
         for seq in self.running.snapshot():
             if seq.lacks_credit:
                 load.num_parked += 1
-            num_tokens = seq.num_uncomputed_tokens
+            num_tokens = seq.num_tokens - seq.num_computed_tokens
             if num_tokens > 1:
                 load.num_prefill_tokens += num_tokens
         for seq in self.waiting.snapshot():
@@ -209,12 +209,17 @@ class Scheduler:
             running = self._with_turns(running)
         prefilling = []
         for place, seq in enumerate(running):
-            if plan.is_full:
+            if not plan.num_seqs_left:
                 self._left_out = running[place:]
                 break
-            if not self._is_ready(seq, plan):
+            if self._is_plain_decode(seq):
+                plan.add_plain(seq)
+            elif not self._is_ready(seq, plan):
                 prefilling.append(seq)
             elif self._make_room(seq, plan):
+                if seq.is_plain and seq.group is None:
+                    plan.add_plain(seq)
+                    continue
                 for member in (seq,) if seq.group is None else seq.members:
                     plan.add(member, 1)
         return prefilling
@@ -293,6 +298,13 @@ class Scheduler:
             num_tokens -= num_past_block if num_past_block < num_tokens else 0
         plan.add(seq, num_tokens)
 
+    def _is_plain_decode(self, seq: Sequence) -> bool:
+        """It lacks only its last token, whose KV has a slot: the quick answer for most."""
+        if not seq.is_plain or seq.group is not None or seq.state is not SequenceState.RUNNING:
+            return False
+        num_uncomputed = seq.num_tokens - seq.num_computed_tokens
+        return num_uncomputed == 1 and self._manager.has_grown(seq)
+
     def _is_ready(self, seq: Sequence, plan: StepPlan) -> bool:
         """It only lacks its last token, and the step has slots for all its members."""
         if seq.group is None or seq.num_uncomputed_tokens > 0:
@@ -306,12 +318,12 @@ class Scheduler:
 
         Each takes a batch slot and a block. The others, and those without credit, queue.
         """
-        scheduled.forks = [fork for fork in group.forks if fork.credit > 0]
+        scheduled.forks = forks = [fork for fork in group.forks if fork.credit > 0]
         if scheduled.seq.request.kind == "prefill":
             return
         num_free_slots = self._max_num_seqs - self.num_batch_seqs
         num_blocks = self._manager.num_available_blocks - self._watermark()
-        del scheduled.forks[max(0, min(num_free_slots, num_blocks)) :]
+        del forks[max(0, min(num_free_slots, num_blocks)) :]
 
     def _make_room(self, seq: Sequence, plan: StepPlan) -> bool:
         """Get blocks for its members' next tokens; False when it had to give way itself."""
@@ -339,7 +351,7 @@ class Scheduler:
 
     def _choose_victim(self, plan: StepPlan) -> Sequence:
         """Choose the sequence to preempt, which is not planned."""
-        planned = {id(scheduled.seq) for scheduled in plan.sequences}
+        planned = set(map(id, plan.all))
         candidates = [
             seq
             for seq in self.running.snapshot()

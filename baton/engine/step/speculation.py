@@ -30,6 +30,7 @@ class DraftProposer:
 
     def propose(self, plan: StepPlan) -> None:
         """Add drafts to the plan's decodes, as far as credit, step and free blocks go."""
+        plan.take_plain()
         decodes = [scheduled for scheduled in plan.sequences if _can_draft(scheduled)]
         room = min(self._max_step_tokens - plan.num_query_tokens, MAX_STEP_DRAFT_TOKENS)
         for num_done, scheduled in enumerate(decodes):

@@ -1,5 +1,6 @@
 """The plan of one step: which sequences it computes, and how many tokens of each."""
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from baton.engine.protocol.batch import SampleRow
@@ -20,9 +21,9 @@ class ScheduledSequence:
     completes: bool
     draft: tuple[int, ...] = ()
     # Further choices that go on from the same logits: the step completes the prompt they wait for.
-    forks: list[Sequence] = field(default_factory=list)
+    forks: SequenceOf[Sequence] = ()
     # The uses of the logits; set when the batch is built.
-    rows: list[SampleRow] = field(default_factory=list)
+    rows: SequenceOf[SampleRow] = ()
     # Some of its tokens go into a vector; set when the batch is built.
     is_pooled: bool = False
 
@@ -33,15 +34,20 @@ class ScheduledSequence:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: how many tokens of which sequence. A decode lacks nothing but its last token."""
+    """One step: how many tokens of which sequence. A decode lacks nothing but its last token.
+
+    Most sequences of most steps are in `plain`: decodes that bring one sampled token and nothing
+    else. They come first in the batch; the others follow.
+    """
 
     num_tokens_left: int
     num_seqs_left: int
     num_prompt_logprobs_left: int = MAX_PROMPT_LOGPROB_TOKENS
+    plain: list[Sequence] = field(default_factory=list)
     sequences: list[ScheduledSequence] = field(default_factory=list)
-    # The ids of `sequences`; set when the batch is built.
+    # The ids of all, in the order of the batch; set when the batch is built.
     seq_ids: list[int] = field(default_factory=list)
-    # Places in `sequences` of those that lack more than their last token; and how many of the
+    # Places in the batch of those that lack more than their last token; and how many of the
     # tokens had been computed before a preemption.
     prefills: dict[int, int] = field(default_factory=dict)
     started: list[Sequence] = field(default_factory=list)
@@ -59,21 +65,39 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """Nothing is to be run."""
-        return not self.sequences and not self.is_probe
+        return not (self.plain or self.sequences or self.is_probe)
 
     @property
     def has_work(self) -> bool:
         """Another step could bring something without a new command."""
-        return bool(self.sequences or self.num_preemptions)
+        return bool(self.plain or self.sequences or self.num_preemptions)
+
+    @property
+    def all(self) -> list[Sequence]:
+        """All sequences of the step, in the order of the batch."""
+        return [*self.plain, *(scheduled.seq for scheduled in self.sequences)]
 
     @property
     def num_query_tokens(self) -> int:
         """Tokens of sequences that the step computes, drafts included."""
         return self.num_decodes + self.num_prefill_tokens + self.num_draft_tokens
 
+    def token_counts(self) -> list[int]:
+        """The tokens of each sequence in the batch, drafts included."""
+        counts = [1] * len(self.plain)
+        counts += [scheduled.num_query_tokens for scheduled in self.sequences]
+        return counts
+
     def limit_prefill(self, num_tokens: int) -> None:
         """Let the sequences that are added from now on have at most this many tokens in all."""
         self.num_tokens_left = min(self.num_tokens_left, num_tokens)
+
+    def add_plain(self, seq: Sequence) -> None:
+        """Add a decode that brings one sampled token and nothing else."""
+        self.plain.append(seq)
+        self.num_tokens_left -= 1
+        self.num_seqs_left -= 1
+        self.num_decodes += 1
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         num_uncomputed = seq.num_uncomputed_tokens
@@ -85,9 +109,16 @@ class StepPlan:
         else:
             self.num_prefill_tokens += num_tokens
             num_lost = seq.num_lost_tokens - seq.num_computed_tokens
-            self.prefills[len(self.sequences) - 1] = max(0, min(num_lost, num_tokens))
+            place = len(self.plain) + len(self.sequences) - 1
+            self.prefills[place] = max(0, min(num_lost, num_tokens))
 
     def add_draft(self, scheduled: ScheduledSequence, draft: tuple[int, ...]) -> None:
         """Guess the tokens that follow those of a scheduled sequence."""
         scheduled.draft = draft
         self.num_draft_tokens += len(draft)
+
+    def take_plain(self) -> None:
+        """Move the plain decodes to the others, so that they can have drafts."""
+        decodes = [ScheduledSequence(seq, 1, completes=True) for seq in self.plain]
+        self.plain = []
+        self.sequences = decodes + self.sequences

@@ -84,7 +84,7 @@ class StepPlanner:
         plan = state.scheduler.schedule()
         if self._proposer is not None:
             self._proposer.propose(plan)
-        plan.is_probe = state.wants_probe and not plan.sequences
+        plan.is_probe = state.wants_probe and plan.is_empty
         state.wants_probe = False
         state.events.num_preemptions += plan.num_preemptions
         for seq in plan.started:

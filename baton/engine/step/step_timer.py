@@ -3,7 +3,7 @@
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.protocol.messages import StepEvents
 from baton.engine.step.chunk_policy import ChunkPolicy
-from baton.engine.step.step_plan import ScheduledSequence, StepPlan
+from baton.engine.step.step_plan import StepPlan
 from baton.system.clock import Clock
 from baton.system.rate_meter import RateMeter
 
@@ -100,14 +100,13 @@ class StepShares:
         step_us = now_us - self._manager.now_us
         self._manager.now_us = now_us
         self._busy_us += step_us
-        sequences = plan.sequences
-        self.is_busy = bool(sequences)
+        self.is_busy = bool(plan.seq_ids)
         if plan.num_prefill_tokens:
             self._charge_mixed(plan, step_us, events)
         elif plan.num_draft_tokens:
-            events.spent_us = _divide_by_tokens(step_us, sequences)
-        elif sequences:
-            events.spent_us = divide_evenly(step_us, len(sequences))
+            events.spent_us = divide(step_us, plan.token_counts())
+        elif plan.seq_ids:
+            events.spent_us = divide_evenly(step_us, len(plan.seq_ids))
         events.spent_seq_ids = plan.seq_ids
         return step_us
 
@@ -118,7 +117,7 @@ class StepShares:
         if self._num_untold == _HELD_EVERY or plan.num_prefill_tokens:
             self._num_untold = 0
             now_us = self._manager.now_us
-            tables = [scheduled.seq.table for scheduled in plan.sequences]
+            tables = [seq.table for seq in plan.all]
             events.held_block_us = [table.take_block_us(now_us) for table in tables]
             events.held_blocks = [table.num_blocks for table in tables]
 
@@ -130,18 +129,17 @@ class StepShares:
     def _charge_mixed(self, plan: StepPlan, step_us: int, events: StepEvents) -> None:
         share = self._chunks.prefill_share(plan.num_prefill_tokens, plan.num_decodes)
         prefill_us = round(step_us * share)
-        places = range(len(plan.sequences))
-        prefills = [plan.sequences[place] for place in plan.prefills]
-        decodes = [plan.sequences[place] for place in places if place not in plan.prefills]
-        of_prefills = iter(_divide_by_tokens(prefill_us, prefills))
-        of_decodes = iter(_divide_by_tokens(step_us - prefill_us, decodes))
-        for place in places:
+        counts = plan.token_counts()
+        prefills = [counts[place] for place in plan.prefills]
+        decodes = [count for place, count in enumerate(counts) if place not in plan.prefills]
+        of_prefills = iter(divide(prefill_us, prefills))
+        of_decodes = iter(divide(step_us - prefill_us, decodes))
+        for place, count in enumerate(counts):
             is_prefill = place in plan.prefills
             spent_us = next(of_prefills if is_prefill else of_decodes)
             events.spent_us.append(spent_us)
             if is_prefill:
-                num_tokens = plan.sequences[place].num_new_tokens
-                events.prefills.append((place, spent_us * plan.prefills[place] // num_tokens))
+                events.prefills.append((place, spent_us * plan.prefills[place] // count))
 
 
 class StepTimer:
@@ -211,7 +209,3 @@ def divide_evenly(total: int, num_parts: int) -> list[int]:
     """Whole parts of a total that differ by one at most; their sum is the total."""
     part, num_larger = divmod(total, num_parts)
     return [part + 1] * num_larger + [part] * (num_parts - num_larger)
-
-
-def _divide_by_tokens(total: int, scheduled: list[ScheduledSequence]) -> list[int]:
-    return divide(total, [each.num_query_tokens for each in scheduled])
