@@ -186,7 +186,8 @@ class Fleet:
 
     def take_leases(self, request_id: str, leases: Sequence[tuple[str, SlotLease]]) -> None:
         """Count a request that is on its way to these workers and no others, by their ids."""
-        self.end_leases(request_id)
+        if request_id in self._sent:
+            self.end_leases(request_id)
         now, sent = self._clock.now(), self._sent
         for _ in range(_NUM_SENT_CHECKED):
             oldest = next(iter(sent), None)

@@ -41,6 +41,8 @@ class SlotLeases:
         # The requests that the worker has named and no lease was known of, and until when a peer
         # may still tell of their pick.
         self._early: dict[str, float] = {}
+        # The time at which the oldest lease ends; infinite without one.
+        self.next_expiry = math.inf
         self.num_sequences = 0
         self.num_blocks = 0
         self.num_prefill_tokens = 0
@@ -51,22 +53,24 @@ class SlotLeases:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._leases
 
-    @property
-    def next_expiry(self) -> float:
-        """The time at which the oldest lease ends; infinite without one."""
-        return next(iter(self._leases.values())).expires_at if self._leases else math.inf
-
     def take(self, lease: SlotLease) -> None:
         """Add a lease, and end an older one of the same request."""
-        self.end(lease.request_id)
+        if lease.request_id in self._leases:
+            self.end(lease.request_id)
+        if not self._leases:
+            self.next_expiry = lease.expires_at
         self._leases[lease.request_id] = lease
         self._count(lease, 1)
 
     def end(self, request_id: str) -> None:
         """End a request's lease; unknown ids are ignored."""
         lease = self._leases.pop(request_id, None)
-        if lease is not None:
-            self._count(lease, -1)
+        if lease is None:
+            return
+        if lease.expires_at == self.next_expiry:
+            oldest = next(iter(self._leases.values()), None)
+            self.next_expiry = math.inf if oldest is None else oldest.expires_at
+        self._count(lease, -1)
 
     def accept(self, request_id: str, now: float, until_s: float) -> None:
         """The worker's own figures contain the request, also if its pick is told later."""
@@ -90,12 +94,15 @@ class SlotLeases:
         """End all leases: their worker is gone."""
         self._leases.clear()
         self._early.clear()
+        self.next_expiry = math.inf
         self.num_sequences = self.num_blocks = self.num_prefill_tokens = 0
         self.on_change()
 
     def check_integrity(self) -> None:
         """Assert that the sums agree with the leases."""
         leases = self._leases.values()
+        first = next(iter(leases), None)
+        assert self.next_expiry == (math.inf if first is None else first.expires_at)
         assert self.num_sequences == sum(lease.num_sequences for lease in leases)
         assert self.num_blocks == sum(lease.num_blocks for lease in leases)
         assert self.num_prefill_tokens == sum(lease.num_prefill_tokens for lease in leases)

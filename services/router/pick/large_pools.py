@@ -95,12 +95,11 @@ class LargePools:
             for columns in pools
         ]
         for endpoint, num_blocks in prompt.coming.items():
-            place = self._fleet.row(endpoint)
+            columns, row = self._fleet.row(endpoint) or (None, 0)
             # A worker that has another model by now has none of these blocks.
-            if place is not None and place[0] in pools:
-                columns, row = place
-                of_pool = cached[pools.index(columns)]
-                of_pool[row] = max(num_blocks, of_pool[row])
+            for pool, of_pool in zip(pools, cached, strict=True):
+                if pool is columns is not None and num_blocks > of_pool.item(row):
+                    of_pool[row] = num_blocks
         return cached
 
     def _candidates(

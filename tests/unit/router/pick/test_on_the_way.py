@@ -3,9 +3,11 @@
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from baton.testing.virtual_clock import run_virtual
-from services.router.pick.on_the_way import PromptsOnTheWay, SentPrompt
+from baton.testing.virtual_clock import VirtualClock, run_virtual
+from services.router.pick.on_the_way import PromptsOnTheWay, SentMarks, SentPrompt
 
 BLOCK = 256  # two blocks a stride
 
@@ -42,6 +44,35 @@ def test_blocks_that_were_cached_already_are_not_counted(clock) -> None:
     prompts.take(SentPrompt("a", range(8), 4, 1.0), BLOCK)
     assert prompts.match(range(4), BLOCK) == {}
     assert prompts.match(range(6), BLOCK) == {"a": 6}
+
+
+def test_a_block_that_a_peer_names_twice_does_no_harm(clock) -> None:
+    prompts = PromptsOnTheWay(clock)
+    prompts.expect(SentMarks("a", [1, 1], 1.0))
+    prompts.expect(SentMarks("b", [1], 5.0))
+    clock.advance(3.0)
+    assert prompts.match([0, 1], BLOCK) == {"b": 2}
+    clock.advance(4.0)
+    assert prompts.match([0, 1], BLOCK) == {}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("ab"), st.lists(st.integers(1, 4), unique=True), st.integers(1, 9)
+        )
+    )
+)
+def test_a_worker_is_expected_to_have_what_any_prompt_will_leave_there(sent) -> None:
+    clock = VirtualClock()
+    prompts = PromptsOnTheWay(clock)
+    for endpoint, marks, expected_s in sent:
+        prompts.expect(SentMarks(endpoint, marks, expected_s))
+    for now in range(10):
+        clock.advance(now + 1.5 - clock.now())
+        for mark in range(1, 5):
+            left = {e for e, marks, until_s in sent if mark in marks and until_s > now + 0.5}
+            assert prompts.match([0, mark], BLOCK).keys() == left
 
 
 @pytest.mark.parametrize("num_workers", [4, 40])
