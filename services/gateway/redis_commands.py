@@ -52,6 +52,7 @@ class RedisCommands:
 
     async def close(self) -> None:
         """Close the connections."""
+        await self._scripts.close()
         await self._client.aclose()
 
     @asynccontextmanager

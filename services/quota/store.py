@@ -92,6 +92,7 @@ class RedisStore:
             return " ".join(sorted(str(node["run_id"]) for node in nodes))
 
     async def close(self) -> None:
+        await self._scripts.close()
         await self._client.aclose()
 
     @asynccontextmanager

@@ -23,7 +23,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from redis.asyncio import Redis
 
 from baton.runtime.redis_connections import connect
 from baton.testing.redis_server import RedisServer
@@ -105,17 +104,16 @@ class Schedule:
     """
 
     def __init__(
-        self, seed: int, client: Redis, prices: Prices, *, crash: bool, failover: bool
+        self, seed: int, store: RedisStore, prices: Prices, *, crash: bool, failover: bool
     ) -> None:
         self.random = random.Random(seed)
         self.crash, self.failover = crash, failover
         self.name = f"t{seed}-{int(crash)}{int(failover)}"
-        self.client = client
         self.start_ms = DAY_START_MS + self.random.choice([0, 8 * 3_600_000, 86_340_000])
         self.now_ms = self.start_ms
         self.limited = Limited(self.random, self.name)
         self.model = QuotaModel(self.limited.limits, PRICES, LEASE_MS, self.start_ms)
-        self.store = RedisStore(client)
+        self.store = store
         self.ledger = Ledger(
             self.store,
             Registry(self.store, []),
@@ -320,13 +318,13 @@ class Schedule:
         assert response.repeated_settle == (expected == "repeated")
 
     async def _snapshot(self) -> None:
-        kept = await self.client.eval(_SNAPSHOT, 0, f"baton:{{{self.name}}}*")
+        kept = await self.store.execute("EVAL", _SNAPSHOT, 0, f"baton:{{{self.name}}}*")
         self.snapshots = [*self.snapshots, (kept, copy.deepcopy(self.model))][-3:]
 
     async def _fail_over(self) -> None:
         """An older replica is promoted; gateways replay what they settled, and go on renewing."""
         kept, model = self.random.choice(self.snapshots)
-        await self.client.eval(_ROLL_BACK, 0, f"baton:{{{self.name}}}*", *kept)
+        await self.store.execute("EVAL", _ROLL_BACK, 0, f"baton:{{{self.name}}}*", *kept)
         self.model = copy.deepcopy(model)
         # Leases that came back with the older state: the service looks at all tenants now and then.
         await self.ledger.look_at_all()
@@ -385,15 +383,15 @@ def server():
 async def test_random_schedules_bill_exactly_and_leave_nothing_behind(
     server, tmp_path, crash, failover
 ):
-    client = connect(server.url, 60.0, 4)
+    store = RedisStore(connect(server.url, 60.0, 4))
     (tmp_path / "prices.json").write_text(json.dumps(PRICE_LIST))
     prices = Prices(tmp_path / "prices.json")
     for seed in range(FIRST_SEED, FIRST_SEED + NUM_SCHEDULES):
-        schedule = Schedule(seed, client, prices, crash=crash, failover=failover)
+        schedule = Schedule(seed, store, prices, crash=crash, failover=failover)
         try:
             await schedule.run()
         except BaseException:
             print(f"seed {seed}: BATON_TEST_SEED={seed} BATON_TEST_QUOTA_SCHEDULES=1")
             raise
-        await client.flushdb()
-    await client.aclose()
+        await store.execute("FLUSHDB")
+    await store.close()
