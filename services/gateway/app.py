@@ -178,7 +178,8 @@ class App:
         request_id = own[REQUEST_ID]
         if name := endpoint.dialect.request_id_header:
             own[name] = request_id
-        writer = scope.get(WRITER_KEY)
+        # It refers to the connection's state, which has the scope.
+        writer = scope.pop(WRITER_KEY, None)
         response = HttpResponse(send, own, self._gateway.clock, self._stall_s, writer)
         body = RequestBody(headers, receive, self._max_body_bytes)
         has_left = scope.get(HAS_LEFT_KEY, _is_not_known)
@@ -214,6 +215,7 @@ class App:
             await refuse(response, error, endpoint.dialect)
             return
         await self._run(run, incoming, sink, self._client_left(sink, body, receive))
+        sink.forget()
         if sink.has_stalled:
             scope.get(ABORT_KEY, _nothing)()
 

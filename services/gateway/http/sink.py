@@ -146,6 +146,11 @@ class HttpSink:
         """Note that the request is about to be cancelled for this reason, not by its client."""
         self._gone_reason = reason
 
+    def forget(self) -> None:
+        """Let go of the request and its answer, which refer to this: so all of them are freed at
+        once, and the garbage collector has nothing to find."""
+        self._head = self._answer = None
+
     @property
     def gone_reason(self) -> str:
         return self._gone_reason

@@ -36,8 +36,8 @@ class Attempts:
     def __init__(
         self, job: Job, lease: Lease, sink: AnswerSink, deps: AttemptDeps, trace: RequestTrace
     ) -> None:
-        answer = begin_answer(job)
-        trace.usage.choices = answer.choices
+        answer, usage = begin_answer(job), trace.usage
+        usage.choices = answer.choices
         self._job = job
         self._trace = trace
         self._links = deps.links
@@ -45,7 +45,7 @@ class Attempts:
         self._payment = Payment(lease, _meter(job, lease, deps), deps.leases)
         self._timeline = Timeline(trace, deps.clock)
         token_gaps = TokenGaps(trace.model_name)
-        lease.num_produced = lambda: trace.usage.num_output_tokens
+        lease.num_produced = lambda: usage.num_output_tokens
         delivery = Delivery(sink, lease, trace, self._timeline, token_gaps)
         self._stream = AnswerStream(answer, self._payment.meter, delivery, deps.clock)
         if deps.safety is not None:
