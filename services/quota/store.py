@@ -7,10 +7,9 @@ idempotent, so a call whose pooled connection is dead is repeated once, immediat
 of leases or limits.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Iterable, Sequence
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
@@ -23,6 +22,7 @@ from services.quota import instruments
 from services.quota.outcomes import SCRIPT_NAMES
 
 Argument = str | bytes | int
+T = TypeVar("T")
 
 _SHARED_PARTS = ("accounts", "leases")
 _COMMANDS_PER_ROUND_TRIP = 1000
@@ -67,38 +67,41 @@ class RedisStore:
         self._scripts = RedisScripts(client, texts)
 
     async def run_script(self, name: str, root: str, arguments: Sequence[Argument]) -> Any:
-        async with self._translated(name):
-            return await self._scripts.run(name, root, arguments)
+        return await self._answer(name, self._scripts.run(name, root, arguments))
 
     async def execute(self, *command: Argument) -> Any:
-        async with self._translated(str(command[0])):
-            return await self._client.execute_command(*command)
+        return await self._answer(str(command[0]), self._client.execute_command(*command))
 
     async def execute_all(self, commands: Iterable[Sequence[Argument]]) -> None:
         batch = list(commands)
-        async with self._translated("pipeline"):
-            for start in range(0, len(batch), _COMMANDS_PER_ROUND_TRIP):
-                async with self._client.pipeline(transaction=False) as pipeline:
-                    for command in batch[start : start + _COMMANDS_PER_ROUND_TRIP]:
-                        pipeline.execute_command(*command)
-                    await pipeline.execute()
+        for start in range(0, len(batch), _COMMANDS_PER_ROUND_TRIP):
+            part = batch[start : start + _COMMANDS_PER_ROUND_TRIP]
+            await self._answer("pipeline", self._run_pipeline(part))
+
+    async def _run_pipeline(self, commands: Iterable[Sequence[Argument]]) -> None:
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for command in commands:
+                pipeline.execute_command(*command)
+            await pipeline.execute()
 
     async def identity(self) -> str:
-        async with self._translated("INFO"):
-            if not isinstance(self._client, RedisCluster):
-                return str((await self._client.info("server"))["run_id"])
-            told = await self._client.info("server", target_nodes=RedisCluster.PRIMARIES)
-            nodes = [told] if "run_id" in told else told.values()
-            return " ".join(sorted(str(node["run_id"]) for node in nodes))
+        return await self._answer("INFO", self._identity())
+
+    async def _identity(self) -> str:
+        if not isinstance(self._client, RedisCluster):
+            return str((await self._client.info("server"))["run_id"])
+        told = await self._client.info("server", target_nodes=RedisCluster.PRIMARIES)
+        nodes = [told] if "run_id" in told else told.values()
+        return " ".join(sorted(str(node["run_id"]) for node in nodes))
 
     async def close(self) -> None:
         await self._scripts.close()
         await self._client.aclose()
 
-    @asynccontextmanager
-    async def _translated(self, call: str) -> AsyncIterator[None]:
+    async def _answer(self, call: str, answered: Awaitable[T]) -> T:
+        """Wait for an answer of Redis, whose failure is a BatonError."""
         try:
-            yield
+            answer = await answered
         except FAILURES as error:
             if not is_of_redis(error):
                 raise
@@ -114,3 +117,4 @@ class RedisStore:
         if self._failing:
             self._failing = False
             _log.info("redis_answers_again", call=call)
+        return answer
