@@ -93,7 +93,9 @@ class HttpResponse:
 
     async def write(self, body: bytes) -> None:
         """Write a piece; returns when the socket's buffer has room again."""
-        if body:
+        if self.has_room:
+            self.write_now(body, self._clock.now())
+        elif body:
             await self._write({"type": "http.response.body", "body": body, "more_body": True})
 
     @property
