@@ -56,6 +56,7 @@ test-long: $(KERNELS) $(DEPLOY) ## the same with the large counts
 	@tools/test_programs.sh
 	@BATON_TEST_LONG=1 $(RUN) tools/run_tests.py
 
+# A part of it: ARGS="-k 'bodies and 7'" is part 7 of the bodies.
 fuzz: $(INSTALLED) ## the part of test-long that sends hostile and described requests, with their counts
 	@BATON_TEST_LONG=1 $(RUN) -m pytest tests/simulation/hostile -n auto --dist worksteal $(ARGS)
 

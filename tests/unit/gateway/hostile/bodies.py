@@ -6,9 +6,8 @@ names that are given twice, or cut off.
 
 import copy
 import json
+from random import Random
 from typing import Any
-
-from hypothesis import strategies as st
 
 _INFINITY = "1e999"
 _TEXTS = (
@@ -211,21 +210,40 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 
-_leaves = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.sampled_from(_NUMBERS),
-    st.sampled_from(_TEXTS),
-    st.text(max_size=9),
-)
-_values = st.recursive(
-    _leaves,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(_TEXTS) | st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=5,
-)
+_PATHS = sorted(EXAMPLES)
+# The first and last of some characters: of one byte in UTF-8 to four, and none that UTF-8 has not.
+_CHARACTERS = ((0, 0x7F), (0x20, 0x7E), (0x80, 0x7FF), (0x800, 0xD7FF), (0x10000, 0x10FFFF))
+_MAX_DEPTH = 3
+
+
+def text(random: Random, max_size: int) -> str:
+    """Up to so many characters."""
+    ranges = [random.choice(_CHARACTERS) for _ in range(random.randint(0, max_size))]
+    return "".join(chr(random.randint(first, last)) for first, last in ranges)
+
+
+def _leaf(random: Random) -> Any:
+    kind = random.randint(0, 4)
+    if kind == 0:
+        return random.choice((None, True, False))
+    if kind == 1:
+        return text(random, 9)
+    return random.choice(_NUMBERS if kind == 2 else _TEXTS)
+
+
+def _value(random: Random, depth: int = 0) -> Any:
+    """A leaf, or a list or an object of few."""
+    kind = random.randint(0, 5) if depth < _MAX_DEPTH else 0
+    if kind < 4:
+        return _leaf(random)
+    size = random.randint(0, 3)
+    if kind == 4:
+        return [_value(random, depth + 1) for _ in range(size)]
+    return {_name(random): _value(random, depth + 1) for _ in range(size)}
+
+
+def _name(random: Random) -> str:
+    return random.choice(_TEXTS) if random.randint(0, 1) else text(random, 5)
 
 
 def _places(node: Any) -> list[tuple[Any, Any]]:
@@ -238,49 +256,48 @@ def _places(node: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def _change(draw: st.DrawFn, root: dict[str, Any]) -> None:
+def _change(random: Random, root: dict[str, Any]) -> None:
     """Make one place of the body hostile."""
     places = _places(root)
     if not places:
-        root[draw(st.sampled_from(_TEXTS))] = draw(_values)
+        root[random.choice(_TEXTS)] = _value(random)
         return
-    node, key = draw(st.sampled_from(places))
-    kind = draw(st.sampled_from(("replace", "replace", "replace", "remove", "repeat", "add")))
+    node, key = random.choice(places)
+    kind = random.choice(("replace", "replace", "replace", "remove", "repeat", "add"))
     if kind == "replace":
-        node[key] = draw(_values)
+        node[key] = _value(random)
     elif kind == "remove":
         del node[key]
     elif isinstance(node, list):
-        node.append(copy.deepcopy(node[key]) if kind == "repeat" else draw(_values))
+        node.append(copy.deepcopy(node[key]) if kind == "repeat" else _value(random))
     else:
-        node[draw(st.sampled_from(_TEXTS))] = draw(_values)
+        node[random.choice(_TEXTS)] = _value(random)
 
 
-@st.composite
-def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
+def body(random: Random) -> tuple[str, bytes]:
     """A path and a body for it."""
-    path = draw(st.sampled_from(sorted(EXAMPLES)))
-    needed, optional = copy.deepcopy(EXAMPLES[path])
-    names = draw(st.lists(st.sampled_from(sorted(optional)), max_size=5)) if optional else []
-    fields = needed | {name: optional[name] for name in names}
-    for _ in range(draw(st.integers(0, 3))):
-        _change(draw, fields)
-    text = json.dumps(fields, ensure_ascii=draw(st.booleans()))
-    body = text.replace("Infinity", _INFINITY).encode("utf-8", "surrogatepass")
-    return path, draw(spoilt(body))
+    path = random.choice(_PATHS)
+    needed, optional = EXAMPLES[path]
+    names = [random.choice(list(optional)) for _ in range(random.randint(0, 5) if optional else 0)]
+    fields = copy.deepcopy(needed | {name: optional[name] for name in names})
+    for _ in range(random.randint(0, 3)):
+        _change(random, fields)
+    written = json.dumps(fields, ensure_ascii=random.randint(0, 1) == 1)
+    return path, spoilt(
+        random, written.replace("Infinity", _INFINITY).encode("utf-8", "surrogatepass")
+    )
 
 
-@st.composite
-def spoilt(draw: st.DrawFn, body: bytes) -> bytes:
+def spoilt(random: Random, given: bytes) -> bytes:
     """The same bytes; now and then fewer of them, or with others between."""
-    kind = draw(st.sampled_from(("as it is",) * 12 + ("cut", "insert", "twice", "noise")))
-    place = draw(st.integers(0, len(body)))
+    kind = random.choice(("as it is",) * 12 + ("cut", "insert", "twice", "noise"))
+    place = random.randint(0, len(given))
     if kind == "cut":
-        return body[:place]
+        return given[:place]
     if kind == "insert":
-        return body[:place] + draw(st.binary(min_size=1, max_size=4)) + body[place:]
+        return given[:place] + random.randbytes(random.randint(1, 4)) + given[place:]
     if kind == "twice":
-        return b'{"model":"demo",' + body[1:]
+        return b'{"model":"demo",' + given[1:]
     if kind == "noise":
-        return draw(st.binary(max_size=40))
-    return body
+        return random.randbytes(random.randint(0, 40))
+    return given
