@@ -93,12 +93,14 @@ class FakeRunner:
         return StepResult(np.array(tokens, np.int64), logprobs, self._pooled_sums(batch))
 
     def logprobs(self, states: list[int], row: SampleRow, token: int) -> RowLogprobs:
-        """A falling line over the tokens after `token`, from a start that is the state's own."""
+        """A falling line over the tokens after `token`, from a start that is the state's own; a
+        token of the prompt is told to be the likeliest."""
         num_top = row.num_logprobs
         assert num_top is not None, "the row asks for logprobs"
         start = -1.0 - (states[0] % 997) / 997
         top_ids = [(token + index) % self.vocab_size for index in range(num_top)]
-        return RowLogprobs(start, top_ids, [start - index for index in range(num_top)])
+        rank = 0 if row.forced_token is None else 1
+        return RowLogprobs(start, top_ids, [start - index for index in range(num_top)], rank)
 
     def _pooled_sums(self, batch: StepBatch) -> NDArray[np.float32] | None:
         """The state of a token is its id, its place, and ones."""

@@ -170,6 +170,7 @@ def to_wire(entry: TokenLogprobs) -> worker_pb2.TokenLogprobs:
         logprob=entry.logprob,
         top_ids=entry.top_ids,
         top_logprobs=entry.top_logprobs,
+        rank=entry.rank,
     )
 
 

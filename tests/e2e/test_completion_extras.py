@@ -105,6 +105,7 @@ def test_details_of_tokens(stack) -> None:
     assert len(answer.prompt_logprobs) == len(ids)
     for token_id, told in list(zip(ids, answer.prompt_logprobs, strict=True))[1:]:
         assert told[str(token_id)]["logprob"] <= max(each["logprob"] for each in told.values())
+        assert told[str(token_id)]["rank"] >= len(told)
     assert len(answer.choices[0].token_ids) == answer.usage.completion_tokens
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(chat(stack, stream=True, stream_options=options))

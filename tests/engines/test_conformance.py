@@ -161,6 +161,8 @@ def test_prompt_logprobs_are_of_all_tokens_but_the_first(core: DrivenCore) -> No
     core.until(lambda: seq_id in core.finished)
     told = [(entry.index, entry.token_id) for entry in core.prompt_logprobs[seq_id]]
     assert told == list(enumerate(LONG))[1:]
+    for entry in core.prompt_logprobs[seq_id]:
+        assert entry.rank >= (1 if entry.token_id in entry.top_ids else 2)
 
 
 def test_a_prompt_is_handed_over_block_by_block(core: DrivenCore, key: bytes) -> None:

@@ -104,6 +104,8 @@ class RowLogprobs(NamedTuple):
     logprob: float
     top_ids: list[int]
     top_logprobs: list[float]
+    # Of a forced token: how many tokens are as likely or likelier, itself among them.
+    rank: int = 0
 
 
 @dataclass(slots=True)

@@ -172,9 +172,7 @@ class SnapshotHashes(msgspec.Struct, array_like=True, tag="snapshot"):
 
 class Probe(msgspec.Struct, array_like=True, tag="probe"):
     """Ask for a step, even if there is nothing to compute: the progress page shows whether it ran.
-
-    Such a step computes one token of no sequence and is reported nowhere else.
-    """
+    Such a step computes one token of no sequence and is reported nowhere else."""
 
 
 class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
@@ -309,6 +307,8 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     logprob: float
     top_ids: list[int]
     top_logprobs: list[float]
+    # Of a prompt token: how many tokens are as likely or likelier, itself among them.
+    rank: int = 0
 
 
 class StoredBlocks(msgspec.Struct, array_like=True):

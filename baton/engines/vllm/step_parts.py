@@ -54,12 +54,21 @@ class StepParts:
         lists, tensors = output.new_logprobs, output.new_prompt_logprobs_tensors
         if lists is not None and sampling.num_logprobs is not None:
             ids, values = lists.logprob_token_ids, lists.logprobs
-            events.logprobs += _entries(seq_id, seq.next_index, sampling.num_logprobs, ids, values)
+            num_tops, first = sampling.num_logprobs, seq.next_index
+            events.logprobs += _entries(seq_id, first, num_tops, ids.tolist(), values.tolist())
         if tensors is not None and sampling.num_prompt_logprobs is not None:
-            ids, values = tensors.logprob_token_ids.cpu().numpy(), tensors.logprobs.cpu().numpy()
-            # The first prompt token has none.
+            ids, values, ranks = (
+                each.tolist()
+                for each in (
+                    tensors.logprob_token_ids, tensors.logprobs, tensors.selected_token_ranks
+                )
+            )  # fmt: skip
             num_tops = sampling.num_prompt_logprobs
-            events.prompt_logprobs += _entries(seq_id, 1, num_tops, ids, values)
+            # The first prompt token has none.
+            entries = _entries(seq_id, 1, num_tops, ids, values)
+            for entry, rank in zip(entries, ranks, strict=True):
+                entry.rank = rank
+                events.prompt_logprobs.append(entry)
         for token in output.new_token_ids:
             self._state.take_token(seq_id, token, seq.next_index)
             seq.next_index += 1
@@ -85,11 +94,11 @@ class StepParts:
 
 
 def _entries(
-    seq_id: int, first_index: int, num_tops: int, ids: Any, values: Any
+    seq_id: int, first_index: int, num_tops: int, ids: list[list[int]], values: list[list[float]]
 ) -> Iterator[TokenLogprobs]:
     """A row is the token's own logprob and then those of the likeliest tokens, as many as any
     request of the batch wants."""
-    rows = zip(ids.tolist(), values.tolist(), strict=True)
+    rows = zip(ids, values, strict=True)
     for index, (row_ids, row_values) in enumerate(rows, first_index):
         tops = slice(1, 1 + num_tops)
         yield TokenLogprobs(

@@ -55,7 +55,11 @@ class RowSampler:
             self._editor.edit(logits, rows, masks)
         result = StepResult(self._sample(logits, rows))
         if asking:
-            found = self._logprobs(raw, result.tokens[asking], list(num_tops.values()))
+            tokens = result.tokens[asking]
+            found = self._logprobs(raw, tokens, list(num_tops.values()))
+            forced = [i for i, row in enumerate(asking) if rows[row].forced_token is not None]
+            if forced:
+                _add_ranks(found, raw, tokens, forced)
             result.logprobs = _spread(found, asking, len(rows))
         return result
 
@@ -81,6 +85,17 @@ def _spread(
     for index, row in zip(indexes, found, strict=True):
         logprobs[index] = row
     return logprobs
+
+
+def _add_ranks(
+    found: list[RowLogprobs], raw: torch.Tensor, tokens: NDArray[np.int64], chosen: list[int]
+) -> None:
+    """Tell the ranks of the tokens of the chosen rows, as vLLM counts them."""
+    logits = raw if len(chosen) == len(found) else raw[chosen]
+    own = torch.from_numpy(tokens[chosen]).to(raw.device)[:, None]
+    ranks = (logits >= logits.gather(-1, own)).sum(-1).tolist()
+    for row, rank in zip(chosen, ranks, strict=True):
+        found[row] = found[row]._replace(rank=rank)
 
 
 def row_logprobs(

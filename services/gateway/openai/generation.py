@@ -258,10 +258,10 @@ class TokenLogprob(NamedTuple):
 
 
 class RankedLogprob(msgspec.Struct, frozen=True):
-    """A token that could have stood in a prompt; `rank` is None beyond the likeliest ones."""
+    """A token that could have stood in a prompt; the likeliest one has `rank` 1."""
 
     logprob: float
-    rank: int | None
+    rank: int
     decoded_token: str
 
 

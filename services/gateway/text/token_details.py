@@ -72,7 +72,7 @@ class PromptDetails:
             each: self._ranked(each, logprob, rank) for rank, (each, logprob) in enumerate(top, 1)
         }
         if token_id not in ranked:
-            ranked[token_id] = self._ranked(token_id, told.logprob, None)
+            ranked[token_id] = self._ranked(token_id, told.logprob, told.rank)
         self._logprobs.append(ranked)
 
     def deltas(self, choice: int) -> Iterator[Delta]:
@@ -86,6 +86,6 @@ class PromptDetails:
             yield Delta(choice, "", details=TokenDetails(True, token_ids, piece))
             first, token_ids = first + num, ()
 
-    def _ranked(self, token_id: int, logprob: float, rank: int | None) -> RankedLogprob:
+    def _ranked(self, token_id: int, logprob: float, rank: int) -> RankedLogprob:
         text = self._bytes_of(token_id).decode("utf-8", errors="replace")
         return RankedLogprob(max(logprob, MIN_LOGPROB), rank, text)

@@ -151,6 +151,9 @@ def test_logprobs_are_of_the_raw_logits_whatever_the_edits():
         assert told.logprob == pytest.approx(float(expected[index, result.tokens[index]]), abs=1e-5)
         assert told.top_ids == top.indices.tolist()
         assert told.top_logprobs == pytest.approx(top.values.tolist(), abs=1e-5)
+    # Of a token that was forced, and of no other.
+    rank = sum(value >= logits[3, 42] for value in logits[3])
+    assert [told and told.rank for told in result.logprobs] == [0, None, 0, rank]
 
 
 def test_more_top_logprobs_than_tokens_are_all_tokens():

@@ -20,6 +20,7 @@ def told_of(index: int, token_id: int, num_top: int) -> worker_pb2.TokenLogprobs
         logprob=-0.5 * index,
         top_ids=[token_id + place for place in range(num_top)],
         top_logprobs=[-0.5 * index - place for place in range(num_top)],
+        rank=1,
     )
 
 

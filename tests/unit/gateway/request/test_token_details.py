@@ -103,7 +103,7 @@ def test_a_conversation_has_its_logprobs_once_and_beside_those_of_the_answer() -
         assert sink.usage is not None
         assert len(body["prompt_logprobs"]) == sink.usage.num_prompt_tokens
         assert body["prompt_logprobs"][1] == {
-            "123": {"logprob": -0.5, "rank": None, "decoded_token": "{"}
+            "123": {"logprob": -0.5, "rank": 1, "decoded_token": "{"}
         }
         assert [len(each["logprobs"]["content"]) for each in body["choices"]] == [12, 12]
 
