@@ -58,6 +58,10 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--no-openai-names", action="store_true", help=help_text)
     help_text = "the engine of all workers; vllm after make setup ENGINE=vllm (baton)"
     up.add_argument("--engine", choices=("baton", "vllm"), default="baton", help=help_text)
+    help_text = "ranks of each worker, with a part of the model each; for --engine vllm (1)"
+    up.add_argument("--tp", type=int, default=1, metavar="N", help=help_text)
+    help_text = "ranks of each prefill worker, where they are not as many (--tp)"
+    up.add_argument("--prefill-tp", type=int, default=None, metavar="N", help=help_text)
     help_text = "of weights and KV cache; auto: the checkpoint's, float32 for float16"
     up.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help=help_text
@@ -116,6 +120,8 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
             arguments.deterministic,
             arguments.engine,
             _engine_python(arguments.engine),
+            arguments.tp,
+            arguments.prefill_tp,
         ),
         port=port,
         spans_forward_to=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
@@ -135,13 +141,14 @@ def _engine_python(engine: str) -> str:
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
     least = {"prefill": 0, "decode": 1, "aggregated": 0, "speculate": 0}
-    for name, lowest in (
-        least | dict.fromkeys(("threads", "max_model_len", "max_batch"), 1)
-    ).items():
+    ones = ("threads", "max_model_len", "max_batch", "tp", "prefill_tp")
+    for name, lowest in (least | dict.fromkeys(ones, 1)).items():
         value = getattr(arguments, name)
         if value is not None and value < lowest:
             option = name.replace("_", "-")
             raise StartFailed(f"--{option} {value}: must be {lowest} or more")
+        if name in ("tp", "prefill_tp") and (value or 1) > 1 and arguments.engine != "vllm":
+            raise StartFailed(f"--{name.replace('_', '-')} {value}: for --engine vllm only")
     if arguments.kv_memory != plan.AUTO:
         try:
             parse_bytes(arguments.kv_memory)

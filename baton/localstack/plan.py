@@ -54,6 +54,8 @@ class WorkerOptions:
     is_deterministic: bool = False
     engine: str = "baton"
     engine_python: str = ""  # empty = this interpreter
+    tensor_parallel: int = 1
+    prefill_tensor_parallel: int | None = None  # None = as the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,10 @@ class Options:
         each = [model.weight_bytes * factor + pool + PROCESS_BYTES for model in self.models]
         return sum(each) * self.num_workers // len(self.models)
 
-    def worker_settings(self) -> dict[str, str]:
-        """Settings that all workers share, under the names of `baton.worker.settings`."""
+    def worker_settings(self, role: str = "decode") -> dict[str, str]:
+        """Settings that the workers of a role share, under the names of `baton.worker.settings`."""
         worker = self.worker
+        num_ranks = worker.prefill_tensor_parallel if role == "prefill" else None
         settings = {
             "dtype": worker.dtype,
             "threads": worker.num_threads or max(1, num_available_cores() // self.num_workers),
@@ -103,6 +106,7 @@ class Options:
             "deterministic": "on" if worker.is_deterministic else None,
             "engine": worker.engine,
             "engine_python": worker.engine_python or None,
+            "tensor_parallel": num_ranks or worker.tensor_parallel,
             "drain_s": DRAIN_S,
         }
         return {name: str(value) for name, value in settings.items() if value is not None}
@@ -327,7 +331,7 @@ def _add_workers(builder: _Builder, model: LocalModel, options: Options) -> list
                 "model_name": model.name,
                 "handoff_dir": str(builder.home.handoff),
                 "state_dir": str(builder.home.workers),
-                **options.worker_settings(),
+                **options.worker_settings(role),
             }
             module = f"services.{role}_worker"
             endpoints.append(builder.add(name, module, _STOP_WORKERS, settings))

@@ -148,9 +148,7 @@ async def serve_worker(
             role=role,
             clock=process.clock,
             zone=settings.zone,
-            limits=WatchLimits(
-                stall_s=settings.stall_s, hang_s=settings.hang_s, probe_s=settings.probe_s
-            ),
+            limits=settings.watch_limits(),
             handoff=settings.handoff(),
         )
         deps = replace(deps, last_suspects=client.last_suspects)

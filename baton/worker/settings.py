@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.system.byte_size import parse_bytes
+from baton.worker.core_watch import WatchLimits
 from baton.worker.transports import HandoffOptions
 
 ENVIRONMENT_PREFIX = "BATON_WORKER_"
@@ -32,6 +33,8 @@ class Settings:
     engine: Literal["baton", "vllm"] = "baton"
     # The interpreter of the environment that has it; empty = this one. vllm needs one of its own.
     engine_python: str = ""
+    # Ranks, with a part of the weights and some of the KV heads each; more than one for vllm only.
+    tensor_parallel: int = 1
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # auto = the GPU where there is one.
@@ -60,9 +63,10 @@ class Settings:
     speculation_tokens: int = 0
 
     # A core stands still when a step, or a command, takes longer than this and six times as long as
-    # it should; one that stands still for `hang_s` more is ended, and the worker with it.
+    # it should; one that stands still for `hang_s` more is ended, and the worker with it. None =
+    # 10, with several ranks 1: they may wait for one of them for ever.
     stall_s: float = 1.5
-    hang_s: float = 10.0
+    hang_s: float | None = None
     # An idle core computes one token this often, to show that it can.
     probe_s: float = 3.0
     # Where the worker notes which requests run, so that its next life can tell if it dies in a step
@@ -86,7 +90,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         positive = ("threads", "max_model_len", "max_batch", "max_step_tokens", "drain_s")
-        for name in (*positive, "stall_s", "hang_s", "probe_s"):
+        for name in (*positive, "stall_s", "hang_s", "probe_s", "tensor_parallel"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be greater than 0")
@@ -98,6 +102,8 @@ class Settings:
             raise ValueError(f"speculation_tokens must be from 0 to {MAX_SPECULATION_TOKENS}")
         if self.max_step_ms < 0:
             raise ValueError("max_step_ms must not be below 0")
+        if self.tensor_parallel > 1 and self.engine != "vllm":
+            raise ValueError("tensor_parallel above 1 is for engine vllm only")
         if self.deterministic == "on" and self.device == "cuda":
             raise ValueError("deterministic is for device cpu only")
         if self.block_size not in (None, 16, 32, 64):
@@ -115,6 +121,11 @@ class Settings:
     def identity(self) -> str:
         """The name under which this worker is known."""
         return self.worker_id or f"{os.uname().nodename}-{os.getpid()}"
+
+    def watch_limits(self) -> WatchLimits:
+        """When the core stands still, and when it is ended."""
+        hang_s = self.hang_s or (10.0 if self.tensor_parallel == 1 else 1.0)
+        return WatchLimits(stall_s=self.stall_s, hang_s=hang_s, probe_s=self.probe_s)
 
     def page_file(self) -> Path | None:
         """The progress page of this worker. Raises OSError when its folder cannot be made."""
@@ -141,6 +152,7 @@ class Settings:
             "--max-step-tokens": self.max_step_tokens,
             "--max-step-ms": self.max_step_ms,
             "--speculation-tokens": self.speculation_tokens,
+            "--tensor-parallel": self.tensor_parallel if self.tensor_parallel > 1 else None,
             "--nixl-agent": self.identity() if "nixl" in self.handoff().names else "",
         }
         return [

@@ -22,7 +22,12 @@ ENGINES = {"baton": EngineSpec("baton.worker.core_main")}
 if VLLM_PYTHON:
     ENGINES["vllm"] = EngineSpec("baton.engines.vllm.core_main", VLLM_PYTHON)
 else:
-    collect_ignore = ["test_vllm_stack.py", "test_mixed_engines.py", "connectors"]
+    collect_ignore = [
+        "test_vllm_stack.py",
+        "test_mixed_engines.py",
+        "test_tensor_parallel.py",
+        "connectors",
+    ]
 OPTIONS = {
     "--model": str(MODEL),
     "--dtype": "float32",
@@ -34,11 +39,22 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(scope="session", params=ENGINES)
-def running(request: pytest.FixtureRequest) -> Iterator[DrivenCore]:
-    """One core of each engine for all tests."""
+# By name: an engine, and how many ranks of it compute.
+CORES = {engine: (engine, 1) for engine in ENGINES}
+if VLLM_PYTHON:
+    CORES["vllm-on-2-ranks"] = ("vllm", 2)
+
+
+def start_core(engine: str, num_ranks: int = 1) -> DrivenCore:
     words = [word for option in OPTIONS.items() for word in option]
-    core = DrivenCore(ENGINES[request.param], words)
+    words += ["--tensor-parallel", str(num_ranks)] if num_ranks > 1 else []
+    return DrivenCore(ENGINES[engine], words)
+
+
+@pytest.fixture(scope="session", params=CORES)
+def running(request: pytest.FixtureRequest) -> Iterator[DrivenCore]:
+    """One core of each kind for all tests."""
+    core = start_core(*CORES[request.param])
     yield core
     core.close()
 

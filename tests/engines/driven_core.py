@@ -57,6 +57,10 @@ class DrivenCore:
         self._open: set[int] = set()
 
     @property
+    def client(self) -> ProcessEngineClient:
+        return self._client
+
+    @property
     def block_size(self) -> int:
         return self.info.kv_spec.block_size
 
@@ -161,12 +165,16 @@ class DrivenCore:
         self, source: int, target: int, first_token: int, *fork_tokens: tuple[int, int]
     ) -> None:
         """Copy the blocks of a held prefill into those of a bound sequence, and start it."""
-        row = self.info.kv_spec.row_bytes
-        pairs = zip(self.tables[source], self.tables[target], strict=True)
-        for here, there in list(pairs)[self.admitted[target] :]:
-            pool = self._client.pool
-            pool[there * row : (there + 1) * row] = bytes(pool[here * row : (here + 1) * row])
+        self.copy_blocks(self, source, target)
         self.send(Start(target, first_token, fork_tokens))
+
+    def copy_blocks(self, other: "DrivenCore", source: int, target: int) -> None:
+        """Copy the missing blocks of a bound sequence from a prefill that another core holds."""
+        row = self.info.kv_spec.row_bytes
+        ours, theirs = self._client.pool, other._client.pool
+        pairs = zip(other.tables[source], self.tables[target], strict=True)
+        for there, here in list(pairs)[self.admitted[target] :]:
+            ours[here * row : (here + 1) * row] = bytes(theirs[there * row : (there + 1) * row])
 
     def snapshot(self) -> set[bytes]:
         """All hashes in the prefix cache, as the core tells them."""

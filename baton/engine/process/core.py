@@ -73,7 +73,7 @@ class CoreLink:
         self._frames = FrameSocket(
             socket.socket(fileno=socket_fd), msgspec.msgpack.Decoder(CommandBatch)
         )
-        self._pool_fd = pool_fd
+        self.pool_fd = pool_fd
 
     @classmethod
     def from_argv(cls, argv: Sequence[str]) -> tuple["CoreLink", list[str]]:
@@ -83,9 +83,11 @@ class CoreLink:
 
     def create_pool(self, num_bytes: int) -> memoryview:
         """Size the shared pool and map it. Raises OSError when the machine has no room."""
-        pool = memoryview(resize_and_map(self._pool_fd, num_bytes))
-        os.close(self._pool_fd)
-        return pool
+        return memoryview(resize_and_map(self.pool_fd, num_bytes))
+
+    def leave(self) -> None:
+        """Leave the front to the process that this one was forked from."""
+        self._frames.close()
 
     def send(self, message: CoreMessage) -> None:
         """Raises PeerClosed when the front is gone."""

@@ -71,8 +71,10 @@ class Choices:
 
     def take_sampled(self, leader: VllmSequence) -> None:
         """The leader has its first token, and each other choice, too."""
-        for seq_id, fork in self._take(leader.name):
-            token, logprobs = leader.options.first_tokens[seq_id]
+        waiting = self._take(leader.name)
+        first_tokens = self._state.core.model_executor.first_tokens(leader.name) if waiting else {}
+        for seq_id, fork in waiting:
+            token, logprobs = first_tokens[seq_id]
             if fork.credit:
                 self._tell(seq_id, token, logprobs)
                 fork.first_token = token

@@ -2,18 +2,24 @@
 
 vLLM's connector interface: the scheduler's side says which blocks a step makes final and which have
 come, a rank's side copies them. Bytes travel between workers by Baton's own transports, and are
-verified before vLLM sees them. A page in the pool is vLLM's own: what a layer has of a block.
+verified before vLLM sees them. `rank_pages.py` has the form of a page.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
 )
+
+from baton.engines.vllm.rank_pages import Heads, RankPages
 
 # What becomes of a request's blocks; the value of vLLM's kv_transfer_params.
 KIND_KEY = "baton"
@@ -53,8 +59,8 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         # Set on the scheduler's side once the engine is there.
         self.owner: ConnectorOwner | None = None
-        self._layers: list[torch.Tensor] = []
-        self._pages: list[torch.Tensor] = []
+        self._num_heads: int = vllm_config.model_config.get_total_num_kv_heads()
+        self._pages: RankPages
         self._sent: set[str] = set()
         self._received: set[str] = set()
 
@@ -86,32 +92,26 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # A rank's side.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Take vLLM's layers, as bytes by block."""
-        self._layers = [
-            layer.view(layer.shape[0], -1).view(torch.uint8) for layer in kv_caches.values()
-        ]
+        """Take vLLM's layers."""
+        rank, num_ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+        self._pages = RankPages(kv_caches, Heads.of_rank(rank, num_ranks, self._num_heads))
 
     def bind_pool(self, pool: memoryview, num_blocks: int) -> None:
-        """Take the shared pool, by layer: a block's pages lie one after the other."""
-        rows = torch.frombuffer(pool, dtype=torch.uint8).view(num_blocks, len(self._layers), -1)
-        self._pages = [rows[:, layer] for layer in range(len(self._layers))]
+        """Take the shared pool."""
+        self._pages.bind(pool, num_blocks)
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Copy what has come into the cache."""
         copies = self._get_connector_metadata()
         for name, block_ids in copies.imports:
-            for layer, pages in zip(self._layers, self._pages, strict=True):
-                layer[block_ids] = pages[block_ids].to(layer.device)
+            self._pages.load(block_ids)
             self._received.add(name)
         self._received |= copies.dropped
         self._sent |= copies.released
 
     def wait_for_save(self) -> None:
         """Copy what the step has made final into the pool."""
-        block_ids = self._get_connector_metadata().exports
-        if block_ids:
-            for layer, pages in zip(self._layers, self._pages, strict=True):
-                pages[block_ids] = layer[block_ids].cpu()
+        self._pages.save(self._get_connector_metadata().exports)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         """The requests whose blocks were given back, and those whose blocks have come."""

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     _set_environment(options)
     try:
         check(options)
-        engine = _build(options)
+        engine = _build(options, link)
     except (CannotServe, ValueError, OSError) as error:
         link.refuse(str(error).partition("\n")[0])
         return EXIT_CANNOT_SERVE
@@ -70,23 +70,22 @@ def _set_environment(options: argparse.Namespace) -> None:
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(options.threads),
+        "OMP_NUM_THREADS": str(max(1, options.threads // options.tensor_parallel)),
     }
     os.environ.update(fixed)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
-def _build(options: argparse.Namespace) -> Any:
+def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     """Load the model and warm up."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
     from vllm.v1.engine.core import EngineCore
-    from vllm.v1.executor import Executor
 
     from baton.engine.protocol.messages import EngineInfo
     from baton.engines.vllm.admission import UNSUPPORTED
     from baton.engines.vllm.engine import VllmEngine, VllmParts
     from baton.engines.vllm.model_facts import end_token_ids, grammar_states, kv_spec_of
     from baton.engines.vllm.pace import StepPace
+    from baton.engines.vllm.ranks import OneRank, SeveralRanks, on_fork
     from baton.engines.vllm.warm_up import warm_up
     from baton.system.clock import SystemClock
     from baton.wire.fingerprint import model_fingerprint
@@ -95,9 +94,12 @@ def _build(options: argparse.Namespace) -> Any:
     if not folder.is_dir():
         raise CannotServe(f"model {options.model}: no such folder")
     config = _engine_config(options)
-    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    on_fork(link.leave)
+    ranks = OneRank if options.tensor_parallel == 1 else SeveralRanks
+    core = EngineCore(config, ranks, log_stats=False)
     name = f"vllm {VLLM_VERSION}"
-    kv_spec = kv_spec_of(core.scheduler.kv_cache_config, name)
+    num_heads = config.model_config.get_total_num_kv_heads()
+    kv_spec = kv_spec_of(core.scheduler.kv_cache_config, num_heads, name)
     # One block of vLLM's, the first, is never given to a sequence.
     num_blocks = core.scheduler.cache_config.num_gpu_blocks - 1
     vocab_size = config.model_config.get_vocab_size()
@@ -119,7 +121,7 @@ def _build(options: argparse.Namespace) -> Any:
         unsupported=list(UNSUPPORTED),
     )
     pace = StepPace(options.max_step_tokens, options.max_step_ms / 1000 or None)
-    parts = VllmParts(core, get_kv_transfer_group(), grammars)
+    parts = VllmParts(core, link.pool_fd, grammars)
     engine = VllmEngine(parts, info, pace, SystemClock())
     warm_up(engine)
     return engine
@@ -131,6 +133,7 @@ def _engine_config(options: argparse.Namespace) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     package = "baton.engines.vllm"
+    num_ranks = options.tensor_parallel  # on CPUs they share one memory
     arguments = AsyncEngineArgs(
         model=options.model,
         dtype=options.dtype,
@@ -138,8 +141,9 @@ def _engine_config(options: argparse.Namespace) -> Any:
         block_size=options.block_size,
         max_num_seqs=options.max_batch,
         max_num_batched_tokens=options.max_step_tokens,
-        kv_cache_memory_bytes=options.kv_memory,
-        gpu_memory_utilization=options.memory_share,
+        kv_cache_memory_bytes=options.kv_memory and options.kv_memory // num_ranks,
+        gpu_memory_utilization=options.memory_share / num_ranks,
+        tensor_parallel_size=num_ranks,
         enforce_eager=True,
         async_scheduling=False,
         enable_prefix_caching=True,
@@ -176,6 +180,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--speculation-tokens", type=int, default=0)
     parser.add_argument("--max-step-ms", type=float, default=100.0)
     parser.add_argument("--nixl-agent", default="")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
     return parser.parse_args(argv)
 
 

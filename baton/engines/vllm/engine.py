@@ -8,6 +8,9 @@ Single-threaded.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.engine.grammar.states import POLL_S, GrammarStates
 from baton.engine.protocol.messages import (
     Abort,
@@ -44,11 +47,11 @@ Send = Callable[[StepEvents], None]
 
 
 class VllmParts(NamedTuple):
-    """What was loaded: vLLM's EngineCore, the connector of its one rank, and the grammars of its
-    vocabulary, where it has a tokenizer for them."""
+    """What was loaded: vLLM's EngineCore, the descriptor of the pool, and the grammars of the
+    vocabulary, where there is a tokenizer for them."""
 
     core: Any
-    rank_side: Any
+    pool_fd: int
     grammars: GrammarStates | None
 
 
@@ -63,7 +66,7 @@ class VllmEngine:
         self.step_index = 0
         self._core = parts.core
         self._scheduler = parts.core.scheduler
-        self._rank_side = parts.rank_side
+        self._pool_fd = parts.pool_fd
         self._pace = pace
         self._state = state = VllmState(parts.core, info, clock)
         self._masks = Masks(parts.grammars)
@@ -78,6 +81,7 @@ class VllmEngine:
         parts.core.request_block_hasher = state.cache.hash_blocks
         self._scheduler.kv_event_publisher = state.cache
         self._scheduler.owner = self._scheduler.connector.owner = self
+        parts.core.model_executor.masks_of_step = self.masks_of_step
 
     # What the core's loop calls.
 
@@ -100,7 +104,7 @@ class VllmEngine:
 
     def bind_pool(self, pool: memoryview) -> None:
         """Copy blocks that are handed over through this pool."""
-        self._rank_side.bind_pool(pool, self.num_pool_blocks)
+        self._core.model_executor.bind_pool(self._pool_fd, len(pool), self.num_pool_blocks)
 
     def warm_up(self) -> None:
         """Read the tokenizer for grammars; `warm_up.py` ran before the engine was announced."""
@@ -141,7 +145,7 @@ class VllmEngine:
             times.append(self._state.clock.now() + POLL_S)
         return min((at for at in times if at is not None), default=None)
 
-    # What scheduler and connector ask and tell (StepOwner, ConnectorOwner).
+    # What scheduler, connector and ranks ask and tell (StepOwner, ConnectorOwner).
 
     def may_run(self, request: Any) -> bool:
         seq = self._state.seqs.get(request.request_id)
@@ -173,6 +177,10 @@ class VllmEngine:
 
     def take_copies(self, scheduled: Any) -> StepCopies:
         return self._parts.take(scheduled)
+
+    def masks_of_step(self) -> dict[str, NDArray[np.int32] | None]:
+        seqs = (self._state.seqs.get(str(share.seq_id)) for share in self._parts.shares)
+        return self._masks.of_step(seq for seq in seqs if seq is not None)
 
     def on_scheduled(self, scheduled: Any) -> None:
         seqs = self._state.seqs

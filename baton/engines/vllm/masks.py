@@ -8,9 +8,17 @@ its neighbours a single time.
 """
 
 from array import array
+from collections.abc import Iterable
+from concurrent.futures import wait
+
+import numpy as np
+from numpy.typing import NDArray
 
 from baton.engine.grammar.states import GrammarStates
 from baton.engines.vllm.sequences import VllmSequence
+
+# A mask that is not there so soon after the logits is late.
+GRACE_S = 0.01
 
 
 class Masks:
@@ -40,7 +48,7 @@ class Masks:
             return
         tokens = array("I", add.token_ids)
         emitted = tokens[len(tokens) - add.num_emitted :].tolist()
-        seq.options.grammar = self._states.open(add.sampling.grammar, emitted)
+        seq.grammar = self._states.open(add.sampling.grammar, emitted)
         self._awaiting[seq.name] = seq
 
     def must_wait(self, seq: VllmSequence) -> bool:
@@ -53,7 +61,7 @@ class Masks:
         for name, seq in list(self._awaiting.items()):
             # Until Start the front may be writing into a bound sequence's blocks.
             is_being_written = seq.is_bound and not seq.is_started
-            if (state := seq.options.grammar) is None or not state.is_ready:
+            if (state := seq.grammar) is None or not state.is_ready:
                 continue
             if (fault := fault_of(seq)) is None:
                 del self._awaiting[name]
@@ -63,9 +71,23 @@ class Masks:
                 failed.append((seq, fault))
         return failed
 
+    def of_step(self, seqs: Iterable[VllmSequence]) -> dict[str, NDArray[np.int32] | None]:
+        """The masks for a step whose logits are there; waits for those that are not ready. A
+        grammar that has failed limits nothing: its token is dropped."""
+        masks = {}
+        for seq in seqs:
+            if (state := seq.grammar) is None:
+                continue
+            if not state.is_ready:
+                wait([state.work], timeout=GRACE_S)
+                state.is_late |= not state.is_ready
+                state.work.result()
+            masks[seq.name] = state.mask if state.fault is None else None
+        return masks
+
     def follow(self, seq: VllmSequence, tokens: list[int]) -> None:
         """Let the sequence's grammar take new output tokens; later, where it is not ready."""
-        state = seq.options.grammar
+        state = seq.grammar
         if self._states is None or state is None or not tokens:
             return
         if seq.name in self._awaiting:
@@ -89,7 +111,7 @@ class Masks:
 
 def fault_of(seq: VllmSequence) -> str | None:
     """Why no token can follow in the sequence, whose mask is ready; None: some can."""
-    state = seq.options.grammar
+    state = seq.grammar
     if state is None:
         return None
     state.work.result()  # raises what went wrong in the thread

@@ -21,8 +21,9 @@ def end_token_ids(model_config: Any) -> list[int]:
     return []
 
 
-def kv_spec_of(kv_cache_config: Any, engine: str) -> KVSpec:
-    """The block of a model whose layers are all alike: one page per layer, as vLLM lays it out.
+def kv_spec_of(kv_cache_config: Any, num_heads: int, engine: str) -> KVSpec:
+    """The block of a model whose layers are all alike: one page per layer, with the KV heads of all
+    ranks.
 
     A page is `[heads][tokens][K and V of a token]`, which is not Baton's own order: the kind names
     engine and version, so that only workers of that engine hand blocks to each other.
@@ -34,7 +35,7 @@ def kv_spec_of(kv_cache_config: Any, engine: str) -> KVSpec:
     (group,) = groups
     spec = group.kv_cache_spec
     dtype = str(spec.dtype).removeprefix("torch.")
-    shape = (spec.num_kv_heads, spec.head_size, spec.head_size, dtype)
+    shape = (num_heads, spec.head_size, spec.head_size, dtype)
     return KVSpec.of_layers(
         spec.block_size, [shape] * len(group.layer_names), f"{engine} HNC attention"
     )

@@ -7,7 +7,6 @@ output tokens, and its penalties count those of earlier attempts as output.
 """
 
 from collections.abc import Iterable
-from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from baton.engine.grammar.state import GrammarState
 from baton.engine.protocol.batch import RowLogprobs, SampleRow, TokenHistory
 from baton.engine.protocol.messages import Fork, SamplingParams
 from baton.engines.vllm.model_facts import end_token_ids
@@ -27,8 +25,6 @@ from baton.model.sampling.row_sampler import RowSampler
 
 # The key among vLLM's own arguments for plugins.
 EXTRA_KEY = "baton"
-# A mask that is not there so soon after the logits is late.
-GRACE_S = 0.01
 
 
 @dataclass(slots=True)
@@ -44,7 +40,8 @@ class RowOptions:
     forks: tuple[Fork, ...] = ()
     # By seq_id: what was sampled for those, with logprobs where they are wanted.
     first_tokens: dict[int, tuple[int, RowLogprobs | None]] = field(default_factory=dict)
-    grammar: GrammarState | None = None
+    # The tokens that a grammar allows next; None: all.
+    mask: NDArray[np.int32] | None = None
 
 
 class _Row:
@@ -144,20 +141,13 @@ def _row_of(params: Any, prompt: list[int] | None, outputs: list[int]) -> _Row |
         return None
     sampling = options.sampling
     is_changed = sampling.temperature or sampling.min_tokens or sampling.logit_bias
-    is_more = options.grammar is not None or options.forks or has_penalty(sampling)
+    is_more = sampling.grammar is not None or options.forks or has_penalty(sampling)
     return _Row(options, prompt, outputs) if is_changed or is_more else None
 
 
 def _masks_of(rows: dict[int, _Row]) -> tuple[dict[int, int], NDArray[np.int32] | None]:
-    """The masks of the rows that a grammar limits, and the place of each row's among them; waits
-    for those that are not ready. A grammar that has failed limits nothing: its token is dropped."""
-    states = {i: row.options.grammar for i, row in rows.items() if row.options.grammar is not None}
-    for state in states.values():
-        if not state.is_ready:
-            wait([state.work], timeout=GRACE_S)
-            state.is_late |= not state.is_ready
-            state.work.result()
-    masks = {index: state.mask for index, state in states.items() if state.fault is None}
+    """The masks of the rows that a grammar limits, and the place of each row's among them."""
+    masks = {i: row.options.mask for i, row in rows.items() if row.options.mask is not None}
     places = {index: place for place, index in enumerate(masks)}
     return places, np.stack(list(masks.values())) if masks else None
 

@@ -9,6 +9,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreRequest
 
+from baton.engine.grammar.state import GrammarState
 from baton.engine.protocol.messages import AddSequence, EngineInfo
 from baton.engine.protocol.reasons import StopReason
 from baton.engines.vllm.connector import KIND_KEY
@@ -33,6 +34,7 @@ class VllmSequence:
     # alone.
     block_ids: list[int] = field(default_factory=list)
     num_cached_blocks: int = 0
+    grammar: GrammarState | None = None
     # Its prompt is being computed, or has come.
     is_started: bool = False
     is_bound: bool = False

@@ -10,15 +10,16 @@ import signal
 import sys
 from typing import Any
 
+from baton.engine.process.core import CoreLink
 from baton.engines.vllm import core_main
 from tests.chaos.poison.prompt import POISON_PROMPT
 
 _build = core_main._build
 
 
-def build_poisoned(options: argparse.Namespace) -> Any:
+def build_poisoned(options: argparse.Namespace, link: CoreLink) -> Any:
     """As `core_main._build`: an engine that ends its process in a step with the poison."""
-    engine = _build(options)
+    engine = _build(options, link)
     on_scheduled = engine.on_scheduled
 
     def die_of_poison(scheduled: Any) -> None:

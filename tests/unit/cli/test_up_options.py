@@ -36,6 +36,9 @@ def model(tmp_path: Path) -> str:
         (["--port", "-1"], "port '-1'"),
         (["--decode", "0"], "--decode 0"),
         (["--threads", "0"], "--threads 0"),
+        (["--tp", "0"], "--tp 0"),
+        (["--tp", "2"], "--tp 2: for --engine vllm only"),
+        (["--prefill-tp", "2"], "--prefill-tp 2: for --engine vllm only"),
         (["--kv-memory", "much"], "--kv-memory 'much'"),
         (
             ["--replicas", "redis=2"],

@@ -106,6 +106,17 @@ def test_all_workers_are_deterministic_on_request(tmp_path: Path) -> None:
             assert service.environment["BATON_WORKER_DETERMINISTIC"] == "on"
 
 
+def test_prefill_workers_may_have_another_number_of_ranks(tmp_path: Path) -> None:
+    options_ = plan.WorkerOptions(engine="vllm", tensor_parallel=2, prefill_tensor_parallel=1)
+    made = plan.make(Home(tmp_path), options(tmp_path, worker=options_))
+    ranks = {
+        service.name: service.environment["BATON_WORKER_TENSOR_PARALLEL"]
+        for service in made.services
+        if service.name.startswith(plan.WORKER_PREFIXES)
+    }
+    assert ranks == {"prefill-1": "1", "decode-1": "2", "decode-2": "2"}
+
+
 def test_every_replica_is_known_to_each_service_that_dials_it(tmp_path: Path) -> None:
     asked = options(tmp_path, replicas={"gateway": 2, "quota": 2, "tokenizer": 3, "router": 2})
     made = plan.make(Home(tmp_path), asked)

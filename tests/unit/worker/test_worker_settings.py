@@ -29,6 +29,17 @@ def test_a_worker_is_deterministic_on_request_and_on_a_cpu_only() -> None:
         load(model="m", deterministic="on", device="cuda")
 
 
+def test_several_ranks_are_for_vllm_and_one_that_hangs_ends_the_worker_soon() -> None:
+    assert "--tensor-parallel" not in load(model="m").core_arguments()
+    assert load(model="m").watch_limits().hang_s == 10
+    asked = load(model="m", engine="vllm", tensor_parallel="2")
+    assert "--tensor-parallel 2" in " ".join(asked.core_arguments())
+    limits = asked.watch_limits()
+    assert limits.stall_s + limits.hang_s < 3
+    with pytest.raises(SettingsError, match="tensor_parallel above 1 is for engine vllm only"):
+        load(model="m", tensor_parallel="2")
+
+
 def test_a_worker_without_a_model_does_not_start() -> None:
     with pytest.raises(SettingsError, match="BATON_WORKER_MODEL: not set"):
         load()

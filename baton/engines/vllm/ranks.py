@@ -1,0 +1,134 @@
+"""The ranks of a core, which compute: one in its own process, or several, in a process each.
+
+Adds to vLLM's executors what the engine needs of its ranks besides: the shared pool, the masks of
+grammars, the first tokens of choices. Ranks never outlive their core: the kernel ends them with it.
+Nor does a core outlive a rank: without one the others would wait for it for ever.
+"""
+
+import mmap
+import os
+import re
+import select
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from baton.engine.protocol.batch import RowLogprobs
+from baton.engines.vllm.row_choice import EXTRA_KEY, RowOptions
+from baton.system.parent_death import die_with_parent
+
+EXIT_RANK_DIED = 4
+_SHARED_MEMORY = "/dev/shm/"
+
+RowMasks = Mapping[str, NDArray[np.int32] | None]
+FirstTokens = dict[int, tuple[int, RowLogprobs | None]]
+
+
+class Ranks:
+    """What both executors have in common. `masks_of_step` is set by the engine."""
+
+    collective_rpc: Callable[..., Any]
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.masks_of_step: Callable[[], RowMasks] = dict
+        super().__init__(vllm_config)  # type: ignore[call-arg]
+
+    def _init_executor(self) -> None:
+        super()._init_executor()  # type: ignore[misc]
+        self.collective_rpc(_forget_store)
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """Sample within the masks, which were worked out while the ranks computed."""
+        if masks := self.masks_of_step():
+            self.collective_rpc(_set_masks, args=(masks,))
+        return super().sample_tokens(grammar_output, non_block)  # type: ignore[misc]
+
+    def bind_pool(self, pool_fd: int, num_bytes: int, num_blocks: int) -> None:
+        """Copy blocks that are handed over through this pool."""
+        self.collective_rpc(_bind_pool, args=(pool_fd, num_bytes, num_blocks))
+
+    def first_tokens(self, name: str) -> FirstTokens:
+        """What was sampled for the further choices of a request: all ranks choose alike."""
+        found: list[FirstTokens] = self.collective_rpc(_first_tokens, args=(name,))
+        return found[0]
+
+
+class OneRank(Ranks, UniProcExecutor):  # type: ignore[misc]
+    """Computes in the core's own process."""
+
+
+class SeveralRanks(Ranks, MultiprocExecutor):  # type: ignore[misc]
+    """Computes in processes that are forked from the core: they have its modules, and its pool's
+    descriptor. `on_fork` was called before."""
+
+    def _init_executor(self) -> None:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        folder = tempfile.mkdtemp(prefix="baton-ranks-")
+        os.environ["VLLM_RPC_BASE_PATH"] = folder
+        try:
+            super()._init_executor()
+            for queue in (self.rpc_broadcast_mq, *self.response_mqs):
+                queue.buffer.shared_memory.unlink()
+            _forget_names([rank.proc.pid for rank in self.workers])
+        finally:
+            shutil.rmtree(folder)
+
+    def start_worker_monitor(self, inline: bool = False) -> None:
+        """End this process as soon as a rank has ended."""
+        ends = [rank.proc.sentinel for rank in self.workers]
+        Thread(target=_end_with_the_first, args=(ends,), daemon=True, name="rank-watch").start()
+
+
+def on_fork(leave_front: Callable[[], None]) -> None:
+    """Have each process that is forked from now on end with this one, and leave the front to it."""
+    os.register_at_fork(after_in_child=leave_front)
+    os.register_at_fork(after_in_child=die_with_parent)
+
+
+def _end_with_the_first(ends: Sequence[int]) -> None:
+    select.select(ends, (), ())
+    os._exit(EXIT_RANK_DIED)
+
+
+def _forget_names(pids: Sequence[int]) -> None:
+    """Remove the names of the memory that ranks share, once all have it mapped: it is freed then
+    with the last of them, however they end."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+    for name in set(re.findall(f"{_SHARED_MEMORY}(.*[^)])$", maps, re.MULTILINE)):
+        os.unlink(_SHARED_MEMORY + name)
+
+
+# In a rank. `worker` is vLLM's.
+
+
+def _forget_store(worker: Any) -> None:
+    """Remove the file in which the ranks found each other."""
+    Path(worker.distributed_init_method.removeprefix("file://")).unlink(missing_ok=True)
+
+
+def _bind_pool(worker: Any, pool_fd: int, num_bytes: int, num_blocks: int) -> None:
+    pool = memoryview(mmap.mmap(pool_fd, num_bytes))
+    get_kv_transfer_group().bind_pool(pool, num_blocks)
+
+
+def _set_masks(worker: Any, masks: RowMasks) -> None:
+    for name, mask in masks.items():
+        _options_of(worker, name).mask = mask
+
+
+def _first_tokens(worker: Any, name: str) -> FirstTokens:
+    return _options_of(worker, name).first_tokens
+
+
+def _options_of(worker: Any, name: str) -> RowOptions:
+    options: RowOptions = worker.model_runner.requests[name].sampling_params.extra_args[EXTRA_KEY]
+    return options

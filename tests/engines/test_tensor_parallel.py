@@ -1,0 +1,125 @@
+"""Cores of several ranks: what they hand to each other, and how they end."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.protocol.client import CoreDied
+from baton.engine.protocol.messages import Start
+from baton.system.clock import SystemClock
+from baton.testing.engine_driver import add_sequence
+from baton.worker.core_watch import CoreWatch
+from baton.worker.settings import Settings
+from tests.engines.conftest import ENGINES, OPTIONS, start_core
+from tests.engines.driven_core import DrivenCore
+
+PROMPT = list(range(700, 845))  # four full blocks and a part
+GREEDY = {"max_tokens": 30, "ignore_eos": True}
+SAMPLED = {**GREEDY, "temperature": 0.9, "seed": 11, "top_p": 0.95, "presence_penalty": 0.6}
+LIMIT_S = 3.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module")
+def cores() -> Iterator[dict[int, DrivenCore]]:
+    """One core of one rank, and one of two."""
+    made = {num_ranks: start_core("vllm", num_ranks) for num_ranks in (1, 2)}
+    yield made
+    for core in made.values():
+        core.close()
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 2)])
+def test_blocks_go_from_any_number_of_ranks_to_any_other(
+    cores: dict[int, DrivenCore], prefill: int, decode: int, options: dict[str, float]
+) -> None:
+    source, target = cores[prefill], cores[decode]
+    whole = cores[1].answer(PROMPT, **options)
+    held, first = source.prefill(PROMPT, **options)
+    # Another tenant's: nothing of the prompt is cached there.
+    seq_id = target.add(PROMPT, kind="remote", cache_key=os.urandom(32), **options)
+    target.bind(seq_id)
+    assert target.admitted[seq_id] == 0
+    target.copy_blocks(source, held, seq_id)
+    target.send(Start(seq_id, first, ()))
+    target.until(lambda: seq_id in target.finished)
+    assert [first, *target.tokens[seq_id]] == whole
+    source.release(held)
+
+
+def test_workers_with_any_number_of_ranks_have_blocks_of_one_form(
+    cores: dict[int, DrivenCore],
+) -> None:
+    one, two = cores[1].info, cores[2].info
+    assert one.kv_spec == two.kv_spec
+    assert one.num_blocks == two.num_blocks, "the pool has one size, whatever computes"
+
+
+async def start() -> ProcessEngineClient:
+    words = [word for option in OPTIONS.items() for word in option]
+    words += ["--tensor-parallel", "2"]
+    return await ProcessEngineClient.start(ENGINES["vllm"], words)
+
+
+def ranks_of(core: ProcessEngineClient) -> list[psutil.Process]:
+    """The processes in which the core computes, by the title that vLLM gives them."""
+    children = psutil.Process(core.pid).children()
+    return [child for child in children if "Worker_TP" in child.cmdline()[0]]
+
+
+async def until_gone(processes: list[psutil.Process]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while any(each.is_running() and each.status() != "zombie" for each in processes):
+            await asyncio.sleep(0.02)
+
+
+async def until_it_computes(core: ProcessEngineClient) -> None:
+    core.send(add_sequence(1, PROMPT, max_tokens=400, ignore_eos=True))
+    while not (await core.events()).token_ids:
+        pass
+
+
+async def until_it_dies(core: ProcessEngineClient) -> tuple[str, ...]:
+    with pytest.raises(CoreDied) as died:
+        while True:
+            await core.events()
+    return died.value.suspect_request_ids
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_rank_that_is_killed_or_hangs_is_the_death_of_its_core(
+    number: signal.Signals,
+) -> None:
+    names = set(SHARED_MEMORY.iterdir())
+    core = await start()
+    ranks = ranks_of(core)
+    assert len(ranks) == 2
+    assert set(SHARED_MEMORY.iterdir()) <= names, "what they share goes with the last of them"
+    limits = Settings(model="m", engine="vllm", tensor_parallel=2).watch_limits()
+    watching = asyncio.create_task(CoreWatch(core, SystemClock(), limits).run())
+    await until_it_computes(core)
+    began_at = time.monotonic()
+    ranks[1].send_signal(number)
+    assert await until_it_dies(core) == ("request-1",)
+    assert time.monotonic() - began_at < LIMIT_S
+    await until_gone(ranks)
+    watching.cancel()
+    await core.close()
+
+
+async def test_no_rank_outlives_a_killed_core() -> None:
+    core = await start()
+    ranks = ranks_of(core)
+    await until_it_computes(core)
+    os.kill(core.pid, signal.SIGKILL)
+    await until_gone(ranks)
+    await until_it_dies(core)
+    await core.close()
