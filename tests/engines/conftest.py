@@ -26,6 +26,7 @@ else:
         "test_vllm_stack.py",
         "test_mixed_engines.py",
         "test_tensor_parallel.py",
+        "test_first_steps.py",
         "connectors",
     ]
 OPTIONS = {

@@ -77,7 +77,7 @@ def _set_environment(options: argparse.Namespace) -> None:
 
 
 def _build(options: argparse.Namespace, link: CoreLink) -> Any:
-    """Load the model and warm up."""
+    """Load the model."""
     from vllm.v1.engine.core import EngineCore
 
     from baton.engine.protocol.messages import EngineInfo
@@ -86,7 +86,6 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     from baton.engines.vllm.model_facts import end_token_ids, grammar_states, kv_spec_of
     from baton.engines.vllm.pace import StepPace
     from baton.engines.vllm.ranks import OneRank, SeveralRanks, on_fork
-    from baton.engines.vllm.warm_up import warm_up
     from baton.system.clock import SystemClock
     from baton.wire.fingerprint import model_fingerprint
 
@@ -122,9 +121,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     )
     pace = StepPace(options.max_step_tokens, options.max_step_ms / 1000 or None)
     parts = VllmParts(core, link.pool_fd, grammars)
-    engine = VllmEngine(parts, info, pace, SystemClock())
-    warm_up(engine)
-    return engine
+    return VllmEngine(parts, info, pace, SystemClock())
 
 
 def _engine_config(options: argparse.Namespace) -> Any:

@@ -39,6 +39,7 @@ from baton.engines.vllm.sequences import VllmSequence, reason_at_start
 from baton.engines.vllm.state import VllmState, empty_events
 from baton.engines.vllm.step_parts import StepParts
 from baton.engines.vllm.turns import Turns
+from baton.engines.vllm.warm_up import warm_up
 from baton.system.clock import Clock
 
 _STOP_REASONS: dict[str, StopReason] = {"stop": "stop", "length": "length"}
@@ -103,17 +104,15 @@ class VllmEngine:
         )
 
     def bind_pool(self, pool: memoryview) -> None:
-        """Copy blocks that are handed over through this pool."""
+        """Copy blocks that are handed over through this pool, once everything has run once."""
         self._core.model_executor.bind_pool(self._pool_fd, len(pool), self.num_pool_blocks)
+        warm_up(self)
+        self._core.reset_prefix_cache()
+        self._state.cache.clear()
 
     def warm_up(self) -> None:
         """Read the tokenizer for grammars; `warm_up.py` ran before the engine was announced."""
         self._masks.warm_up()
-
-    def forget_prefixes(self) -> None:
-        """Empty the prefix cache; nothing runs."""
-        self._core.reset_prefix_cache()
-        self._state.cache.clear()
 
     def turn(self, commands: Sequence[Command], page: ProgressPage, send: Send) -> None:
         """Apply the commands, run a step if there is something to compute, and report."""

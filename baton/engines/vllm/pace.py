@@ -13,6 +13,9 @@ from baton.engine.step.step_timer import LoadMeter
 from baton.engines.vllm.sequences import VllmSequence
 from baton.engines.vllm.step_bill import Share
 
+# Of a step that computes nothing: it copies blocks, or finds room for them.
+_LEAST_S = 0.001
+
 
 class StepPace:
     """The pace of one engine; `expect` before each step, `ran` after it."""
@@ -42,7 +45,8 @@ class StepPace:
         self._parts = set().union(*map(_parts_of, seqs))
         if not self._parts <= self._known:
             return None
-        return self._chunks.expected_s(self._num_prefill_tokens, self._num_decodes)
+        expected_s = self._chunks.expected_s(self._num_prefill_tokens, self._num_decodes)
+        return None if expected_s is None else max(expected_s, _LEAST_S)
 
     def ran(self, step_s: float) -> None:
         """The expected step took so long. The first one of a kind says nothing of later ones."""
