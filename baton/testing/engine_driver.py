@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from baton.engine.protocol.cache_messages import SnapshotHashes
 from baton.engine.protocol.device_handoff import DeviceHandoff
 from baton.engine.protocol.messages import (
     AddSequence,
     Command,
     SamplingParams,
     SequenceKind,
-    SnapshotHashes,
     StepEvents,
 )
 from baton.engine.step.engine import Engine, EngineConfig

@@ -1,5 +1,5 @@
 """The fingerprint of a served model: one digest over config, weights, tokenizer and chat template,
-and over what an embedding model makes of its states.
+and over what an embedding model makes of its states. That of a LoRA adapter is over its two files.
 
 Only workers with equal fingerprints are paired, and each model has its own tokenizer artifact.
 Weight files are hashed whole; their digests are kept in a small file beside the user's caches,
@@ -9,6 +9,7 @@ keyed by path, size and modification time, so that a restart does not read the w
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from hashlib import file_digest, sha256
 from pathlib import Path
 
@@ -24,6 +25,7 @@ TEXT_FILES = (
     "modules.json",
     "1_Pooling/config.json",
 )
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # Larger files are looked up in the digest cache first.
 _CACHE_FROM_BYTES = 64 * 1024 * 1024
 
@@ -38,11 +40,22 @@ def model_fingerprint(folder: Path) -> str:
         raise FileNotFoundError(f"{folder} has no config.json")
     if not weights:
         raise FileNotFoundError(f"{folder} has no *.safetensors file")
+    texts = [path for name in TEXT_FILES if (path := folder / name).is_file()]
+    return _fingerprint(folder, texts + weights)
+
+
+def adapter_fingerprint(folder: Path) -> str:
+    """The fingerprint of a LoRA adapter in PEFT's format, FINGERPRINT_CHARS hex characters.
+
+    Raises FileNotFoundError when one of its files is not there.
+    """
+    return _fingerprint(folder, [folder / name for name in ADAPTER_FILES])
+
+
+def _fingerprint(folder: Path, files: Iterable[Path]) -> str:
     total = sha256()
-    for path in [folder / name for name in TEXT_FILES] + weights:
-        if path.is_file():
-            name = path.relative_to(folder)
-            total.update(f"{name}\0{_digest(path)}\n".encode())
+    for path in files:
+        total.update(f"{path.relative_to(folder)}\0{_digest(path)}\n".encode())
     return total.hexdigest()[:FINGERPRINT_CHARS]
 
 

@@ -37,6 +37,10 @@ def num_extra_slots(num_slots: int) -> int:
     return max(num_slots // _SLOTS_PER_EXTRA, int(num_slots >= _LEAST_SLOTS_OF_EXTRA))
 
 
+# --- LoRA adapters, at the workers and the router ---
+# Those that one worker serves; more are left aside.
+MAX_ADAPTERS = 256
+
 # --- zones, at the router and the workers ---
 MAX_ZONE_CHARS = 64
 # Other zones from which a worker tells the speed of handoffs.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.negotiation import Transports
 from baton.system.clock import Clock
+from baton.worker.adapters import AdapterFolder
 from baton.worker.core_watch import CoreWatch
 from baton.worker.dispatch import EngineDispatcher
 from baton.worker.grammar_gate import GrammarGate
@@ -32,3 +33,5 @@ class WorkerDeps:
     random_bytes: Callable[[int], bytes]
     # Requests of the step in which this worker's last life ended, core and front together.
     last_suspects: tuple[str, ...] = ()
+    # None = this worker serves none.
+    adapters: AdapterFolder | None = None

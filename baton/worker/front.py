@@ -30,6 +30,8 @@ class WorkerFront(ABC):
             for task in self._background_tasks():
                 group.create_task(task)
             group.create_task(self._deps.watch.run())
+            if self._deps.adapters is not None:
+                group.create_task(self._deps.adapters.run())
             group.create_task(self._audit.run(self.violations))
             try:
                 await self._deps.dispatcher.run()

@@ -7,8 +7,9 @@ and the process exits with an error: its supervisor starts it again.
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
@@ -16,8 +17,9 @@ import grpc
 
 import baton
 from baton.engine.process.process_client import EngineSpec, ProcessEngineClient
+from baton.engine.protocol.cache_messages import SnapshotHashes
 from baton.engine.protocol.client import CoreNotStarted, EngineClient, ModelRefused
-from baton.engine.protocol.messages import SnapshotHashes
+from baton.engine.protocol.messages import EngineInfo
 from baton.handoff.block_bytes import KEPT_BYTES, BlockBytes
 from baton.handoff.transports.device_transport import CoreReads, DeviceTransport
 from baton.handoff.transports.nixl_agent import NixlMissing
@@ -27,13 +29,15 @@ from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process
 from baton.system.allocator import keep_freed_memory
 from baton.system.clock import Clock
-from baton.wire.v1 import router_pb2, worker_pb2_grpc
+from baton.wire.protocol import PROTOCOL_VERSION
+from baton.wire.v1 import router_pb2, worker_pb2, worker_pb2_grpc
+from baton.worker.adapters import AdapterFolder
 from baton.worker.core_watch import CoreWatch, WatchLimits
 from baton.worker.deps import WorkerDeps
 from baton.worker.dispatch import EngineDispatcher
 from baton.worker.grammar_gate import GrammarGate
 from baton.worker.metrics import WorkerMetrics, totals_of
-from baton.worker.reports import ReportLog, register_message
+from baton.worker.reports import ReportLog
 from baton.worker.reports_servicer import WorkerReportsServicer
 from baton.worker.settings import Settings
 from baton.worker.transports import HandoffOptions, make_transports
@@ -84,7 +88,7 @@ def make_parts(
         is_sender=role == router_pb2.WORKER_ROLE_PREFILL,
         device=_device_transport(dispatcher, handoff),
     )
-    register = register_message(
+    register = _register_message(
         client.info,
         worker_id=worker_id,
         boot_epoch=boot_epoch,
@@ -109,6 +113,47 @@ def make_parts(
         clock=clock,
         random_bytes=random_bytes,
     )
+
+
+def _register_message(
+    info: EngineInfo,
+    *,
+    worker_id: str,
+    boot_epoch: int,
+    role: router_pb2.WorkerRole,
+    transports: Sequence[str],
+    zone: str = "",
+) -> worker_pb2.Register:
+    """A worker's registration, its first report; constant for the life of its core."""
+    return worker_pb2.Register(
+        protocol=PROTOCOL_VERSION,
+        worker_id=worker_id,
+        boot_epoch=boot_epoch,
+        role=role,
+        model_fp=info.model_fp,
+        model_name=info.model_name,
+        model_revision=info.model_revision,
+        kv_spec_digest=info.kv_spec.digest(),
+        block_size=info.kv_spec.block_size,
+        num_blocks=info.num_blocks,
+        max_model_len=info.max_model_len,
+        max_num_seqs=info.max_num_seqs,
+        transports=transports,
+        vocab_size=info.vocab_size,
+        eos_token_ids=info.eos_token_ids,
+        block_bytes=info.kv_spec.row_bytes,
+        software_version=_software_version(),
+        zone=zone,
+        engine=info.engine,
+        unsupported=[*info.unsupported, *(() if info.pooling is not None else ("embeddings",))],
+    )
+
+
+def _software_version() -> str:
+    try:
+        return version("baton")
+    except PackageNotFoundError:
+        return "unpackaged"
 
 
 def _device_transport(
@@ -152,6 +197,10 @@ async def serve_worker(
             handoff=settings.handoff(),
         )
         deps = replace(deps, last_suspects=client.last_suspects)
+        if settings.adapters is not None:
+            deps = replace(
+                deps, adapters=AdapterFolder(settings.adapters, deps.dispatcher, deps.reports)
+            )
         await _serve(process, settings, deps, make_front(deps))
     except NixlMissing as error:
         raise Misconfigured(str(error)) from None
@@ -213,6 +262,8 @@ async def _serve(process: Process, settings: Settings, deps: WorkerDeps, front: 
 
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(front.run())
+        if deps.adapters is not None:
+            await deps.adapters.are_known.wait()
         server = await start_server(settings.listen, register, link=True)
         try:
             admin_port = admin.start_admin(

@@ -1,4 +1,4 @@
-"""A worker's reports to the routers: its registration, load, prefix cache, and drain.
+"""A worker's reports to the routers: its registration, load, prefix cache, adapters, and drain.
 
 `ReportLog` takes the core's events once and feeds any number of router streams, each a
 `ReportSubscription` with its own sequence numbers, pace and place in the KV events (`kv_log.py`). A
@@ -11,13 +11,11 @@ neither grpc nor what a router does with it.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator
 
-from baton.engine.protocol.messages import EngineInfo, StepEvents
+from baton.engine.protocol.messages import StepEvents
 from baton.wire.failures import Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
-from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
 from baton.worker.kv_log import MAX_REPORT_HASHES, KvCursor, KvLog, kv_events_of, num_hashes_of
 
@@ -34,40 +32,6 @@ DIGEST_EVERY = 20
 MAX_ACCEPTED_IDS = 4096
 # Of the mean wait for a step: it follows a batch that grows within some ten requests.
 _SHARE_OF_NEWEST_WAIT = 0.2
-
-
-def register_message(
-    info: EngineInfo,
-    *,
-    worker_id: str,
-    boot_epoch: int,
-    role: router_pb2.WorkerRole,
-    transports: Sequence[str],
-    zone: str = "",
-) -> worker_pb2.Register:
-    """A worker's registration, its first report; constant for the life of its core."""
-    return worker_pb2.Register(
-        protocol=PROTOCOL_VERSION,
-        worker_id=worker_id,
-        boot_epoch=boot_epoch,
-        role=role,
-        model_fp=info.model_fp,
-        model_name=info.model_name,
-        model_revision=info.model_revision,
-        kv_spec_digest=info.kv_spec.digest(),
-        block_size=info.kv_spec.block_size,
-        num_blocks=info.num_blocks,
-        max_model_len=info.max_model_len,
-        max_num_seqs=info.max_num_seqs,
-        transports=transports,
-        vocab_size=info.vocab_size,
-        eos_token_ids=info.eos_token_ids,
-        block_bytes=info.kv_spec.row_bytes,
-        software_version=_software_version(),
-        zone=zone,
-        engine=info.engine,
-        unsupported=[*info.unsupported, *(() if info.pooling is not None else ("embeddings",))],
-    )
 
 
 class ReportLog:
@@ -89,6 +53,8 @@ class ReportLog:
         self.load = worker_pb2.Load(
             num_blocks_total=register.num_blocks, num_blocks_free=register.num_blocks
         )
+        # None = nothing was told of any.
+        self.adapters: worker_pb2.AdapterList | None = None
         self.kv_log = KvLog()
         # The digest of the prefix cache at the end of the log; None before the core's first turn.
         self.digest: tuple[int, int] | None = None
@@ -145,6 +111,12 @@ class ReportLog:
             mean_s = self.load.step_wait_s
             newest = _SHARE_OF_NEWEST_WAIT if mean_s else 1.0
             self.load.step_wait_s = mean_s + newest * (wait_s - mean_s)
+
+    def serve_adapters(self, adapters: worker_pb2.AdapterList) -> None:
+        """The adapters that the worker serves from now on."""
+        self.adapters = adapters
+        for subscription in self._subscriptions:
+            subscription.wake()
 
     def set_draining(self) -> None:
         """Take no new requests from now on. Cannot be undone."""
@@ -224,6 +196,7 @@ class ReportSubscription:
         self._seq = 0
         self._acknowledged = 0
         self._reported_load: worker_pb2.Load | None = None
+        self._reported_adapters: worker_pb2.AdapterList | None = None
         # The number of the report that says so.
         self._draining_seq: int | None = None
         self._cursor = KvCursor(log.kv_log, log.want_snapshot, place)
@@ -295,6 +268,7 @@ class ReportSubscription:
             or self._accepted
             or self._log.closed
             or self._must_report_draining
+            or self._log.adapters is not self._reported_adapters
             or self._log.load != self._reported_load
         )
 
@@ -307,6 +281,10 @@ class ReportSubscription:
         if self._must_report_draining:
             reports.append(self._report(draining=True))
             self._draining_seq = self._seq
+        if self._log.adapters is not self._reported_adapters:
+            self._reported_adapters = self._log.adapters
+            self._seq += 1
+            reports.append(worker_pb2.Report(seq=self._seq, adapters=self._log.adapters))
         load = worker_pb2.Load()
         load.CopyFrom(self._log.load)
         load.totals.CopyFrom(self._log.totals())
@@ -389,10 +367,3 @@ class ReportSubscription:
             digest=digest,
             draining=draining,
         )
-
-
-def _software_version() -> str:
-    try:
-        return version("baton")
-    except PackageNotFoundError:
-        return "unpackaged"

@@ -12,6 +12,8 @@ from baton.worker.transports import HandoffOptions
 ENVIRONMENT_PREFIX = "BATON_WORKER_"
 AUTO = "auto"
 MAX_SPECULATION_TOKENS = 32
+# Those that vLLM knows.
+_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,14 @@ class Settings:
     # Speculation: tokens of a sequence that a step guesses from its past and checks; 0 = off.
     speculation_tokens: int = 0
 
+    # LoRA, by vllm alone: a folder in which each folder is an adapter, served under its name. What
+    # comes and goes there is seen within seconds. None = no adapters.
+    adapters: Path | None = None
+    # Adapters that may be in use at once; others are loaded when they are asked for.
+    adapter_slots: int = 8
+    # Of the largest adapter: 1, 8, 16, 32, 64, 128, 256, 320 or 512.
+    adapter_rank: int = 16
+
     # A core stands still when a step, or a command, takes longer than this and six times as long as
     # it should; one that stands still for `hang_s` more is ended, and the worker with it. None =
     # 10, with several ranks 1: they may wait for one of them for ever.
@@ -90,7 +100,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         positive = ("threads", "max_model_len", "max_batch", "max_step_tokens", "drain_s")
-        for name in (*positive, "stall_s", "hang_s", "probe_s", "tensor_parallel"):
+        own = ("stall_s", "hang_s", "probe_s", "tensor_parallel", "adapter_slots")
+        for name in (*positive, *own):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be greater than 0")
@@ -106,6 +117,10 @@ class Settings:
             raise ValueError("tensor_parallel above 1 is for engine vllm only")
         if self.deterministic == "on" and self.device == "cuda":
             raise ValueError("deterministic is for device cpu only")
+        if self.adapters is not None and self.engine != "vllm":
+            raise ValueError("adapters are for engine vllm only")
+        if self.adapter_rank not in _ADAPTER_RANKS:
+            raise ValueError(f"adapter_rank {self.adapter_rank} is none of {_ADAPTER_RANKS}")
         if self.block_size not in (None, 16, 32, 64):
             raise ValueError(f"block_size {self.block_size} is none of 16, 32, 64")
         if self.max_step_tokens < self.max_batch:
@@ -153,6 +168,8 @@ class Settings:
             "--max-step-ms": self.max_step_ms,
             "--speculation-tokens": self.speculation_tokens,
             "--tensor-parallel": self.tensor_parallel if self.tensor_parallel > 1 else None,
+            "--adapter-slots": None if self.adapters is None else self.adapter_slots,
+            "--adapter-rank": None if self.adapters is None else self.adapter_rank,
             "--nixl-agent": self.identity() if "nixl" in self.handoff().names else "",
         }
         return [

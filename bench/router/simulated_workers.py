@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.engine.kv.block_pool import BlockPool, KvEventLog
-from baton.engine.protocol.messages import StoredBlocks
+from baton.engine.protocol.cache_messages import StoredBlocks
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2, worker_pb2
 from bench.router.traces import BLOCK_SIZE, Arrival

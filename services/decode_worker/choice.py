@@ -131,6 +131,7 @@ class ChoiceRun:
                 is_suspect=submit.is_suspect,
                 pools=submit.pools,
                 is_quiet=submit.is_quiet,
+                adapter=submit.adapter,
             )
         )
         for run in runs:

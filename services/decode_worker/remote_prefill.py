@@ -205,5 +205,6 @@ class RemotePrefill:
             fork_choices=self._fork_choices,
             is_suspect=submit.is_suspect,
             is_quiet=submit.is_quiet,
+            adapter=submit.adapter,
         )
         return PrefillRequest(ticket, message, request.prompt_ids, request.block_hashes, self.spent)

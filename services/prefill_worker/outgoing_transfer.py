@@ -171,6 +171,7 @@ class OutgoingTransfer:
                 forks=tuple(map(Fork, self.seq_ids[1:], request.fork_choices)),
                 is_suspect=request.is_suspect,
                 is_quiet=request.is_quiet,
+                adapter=request.adapter,
                 checksum_every=self._sending.checksum_every,
             )
         )

@@ -27,6 +27,7 @@ else:
         "test_mixed_engines.py",
         "test_tensor_parallel.py",
         "test_first_steps.py",
+        "test_adapters.py",
         "connectors",
     ]
 OPTIONS = {
@@ -38,6 +39,8 @@ OPTIONS = {
     "--max-batch": "8",
     "--max-model-len": "640",
 }
+NUM_ADAPTER_SLOTS = 2
+OWN_OPTIONS = {"vllm": {"--adapter-slots": str(NUM_ADAPTER_SLOTS), "--adapter-rank": "8"}}
 
 
 # By name: an engine, and how many ranks of it compute.
@@ -47,7 +50,8 @@ if VLLM_PYTHON:
 
 
 def start_core(engine: str, num_ranks: int = 1) -> DrivenCore:
-    words = [word for option in OPTIONS.items() for word in option]
+    options = OPTIONS | OWN_OPTIONS.get(engine, {})
+    words = [word for option in options.items() for word in option]
     words += ["--tensor-parallel", str(num_ranks)] if num_ranks > 1 else []
     return DrivenCore(ENGINES[engine], words)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from baton.engine.process.process_client import EngineSpec, ProcessEngineClient
+from baton.engine.protocol.adapter_messages import Adapter, AdaptersServed, ServeAdapters
+from baton.engine.protocol.cache_messages import SnapshotHashes
 from baton.engine.protocol.messages import (
     Abort,
     AddSequence,
@@ -14,8 +16,8 @@ from baton.engine.protocol.messages import (
     Credit,
     EngineLoad,
     Fork,
+    Probe,
     Release,
-    SnapshotHashes,
     Start,
     StepEvents,
     TokenLogprobs,
@@ -53,6 +55,7 @@ class DrivenCore:
         self.shared_steps: list[set[int]] = []
         self.cached: set[bytes] = set()
         self.last: StepEvents | None = None
+        self.adapters: AdaptersServed | None = None
         self._last_seq_id = 0
         self._open: set[int] = set()
 
@@ -191,6 +194,21 @@ class DrivenCore:
         self.until(has_come)
         return set(found)
 
+    def serve(self, *adapters: Adapter) -> AdaptersServed:
+        """Let the core serve these adapters and no others; its answer."""
+        self.adapters = None
+        self.send(ServeAdapters(list(adapters)))
+        self.until(lambda: self.adapters is not None)
+        assert self.adapters is not None
+        return self.adapters
+
+    def probe(self) -> None:
+        """Let the idle core run an empty step."""
+        step = self.progress.step
+        self.send(Probe())
+        self.snapshot()
+        assert self.progress.step > step
+
     async def _until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(LIMIT_S):
             while not is_so():
@@ -198,6 +216,7 @@ class DrivenCore:
 
     def _take(self, events: StepEvents) -> None:
         self.last = events
+        self.adapters = events.adapters or self.adapters
         for admitted in events.admitted:
             self.admitted[admitted.seq_id] = admitted.num_cached_blocks
         for refused in events.refused:

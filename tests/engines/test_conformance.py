@@ -372,6 +372,15 @@ def test_what_the_engine_does_not_serve_is_refused_by_name(core: DrivenCore) -> 
             assert core.info.engine in refused.message
 
 
+def test_an_adapter_that_is_not_served_is_refused(core: DrivenCore) -> None:
+    seq_id = core.add(SHORT, max_tokens=4, adapter="0" * 32)
+    core.until(lambda: seq_id in core.refused)
+    has_adapters = core.info.num_adapter_slots > 0
+    reason = "no_room" if has_adapters else "unsupported_parameter"
+    assert core.refused[seq_id].reason == reason
+    assert "adapter" in core.refused[seq_id].message
+
+
 def test_what_no_engine_serves_is_refused_with_its_reason(core: DrivenCore) -> None:
     asked = {
         "context_length_exceeded": core.add([5] * 640, max_tokens=2),

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from baton.engine.kv.block_pool import BlockPool, KvEventLog
-from baton.engine.protocol.messages import AddSequence, StoredBlocks
+from baton.engine.protocol.cache_messages import StoredBlocks
+from baton.engine.protocol.messages import AddSequence
 from baton.engine.sequence.sequence import Sequence
 from baton.wire.prefix_hash import next_hash, root_hash
 

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from functools import reduce
 from operator import xor
 
-from baton.engine.protocol.messages import StoredBlocks
+from baton.engine.protocol.cache_messages import StoredBlocks
 from baton.wire.prefix_hash import short_hash
 
 MAX_PROMISED_SHARE = 0.3

@@ -16,6 +16,8 @@ from typing import Literal
 
 import msgspec
 
+from baton.engine.protocol.adapter_messages import AdaptersServed, ServeAdapters
+from baton.engine.protocol.cache_messages import SnapshotHashes, StoredBlocks
 from baton.engine.protocol.device_messages import (
     BlockChecksums,
     DeviceCommand,
@@ -122,6 +124,8 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
     checksum_every: int | None = None
     # The answer is one vector, pooled over the prompt, and no token. Of a local sequence only.
     pools: bool = False
+    # The fingerprint of the LoRA adapter that it is computed with; empty = the model alone.
+    adapter: str = ""
 
 
 class Bind(msgspec.Struct, array_like=True, tag="bind"):
@@ -163,13 +167,6 @@ class Release(msgspec.Struct, array_like=True, tag="release"):
     seq_id: int
 
 
-class SnapshotHashes(msgspec.Struct, array_like=True, tag="snapshot"):
-    """Ask for all hashes in the prefix cache.
-
-    Answered in StepEvents.snapshot, as they are after the KV events of that same message.
-    """
-
-
 class Probe(msgspec.Struct, array_like=True, tag="probe"):
     """Ask for a step, even if there is nothing to compute: the progress page shows whether it ran.
     Such a step computes one token of no sequence and is reported nowhere else."""
@@ -187,6 +184,7 @@ Command = (
     | Abort
     | Release
     | SnapshotHashes
+    | ServeAdapters
     | Probe
     | Shutdown
     | DeviceCommand
@@ -222,6 +220,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     unsupported: list[Parameter] = []
     # Set when the model gives vectors, and then nothing else.
     pooling: Pooling | None = None
+    # The adapters that sequences may have at once; 0 = none are served.
+    num_adapter_slots: int = 0
 
 
 class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
@@ -311,13 +311,6 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     rank: int = 0
 
 
-class StoredBlocks(msgspec.Struct, array_like=True):
-    """Full blocks that entered the prefix cache, as a chain below `parent_hash`."""
-
-    parent_hash: bytes
-    hashes: bytes
-
-
 class EngineLoad(msgspec.Struct, array_like=True):
     """Measured at the end of a step; rates are exponential means, 0 = not measured yet.
 
@@ -395,6 +388,7 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     left_seq_ids: list[int] = []
     left_block_us: list[int] = []
     pooled: list[Pooled] = []
+    adapters: AdaptersServed | None = None
 
 
 CoreMessage = EngineInfo | LoadFailed | StepEvents

@@ -35,6 +35,9 @@ def find_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None
         return _refused(request, *_POOLING_FAULTS[request.pools])
     if request.pools and (request.kind != "local" or request.num_emitted or request.forks):
         return _refused(request, "invalid_value", "a vector is of one local prompt")
+    if request.adapter and not info.num_adapter_slots:
+        message = f"model: its adapter is not served by this engine ({info.engine})"
+        return _refused(request, "unsupported_parameter", message)
     largest = int(np.frombuffer(request.token_ids, "<u4").max())
     if largest >= info.vocab_size:
         message = f"token id {quoted(largest)} is not below {info.vocab_size}"

@@ -1,6 +1,7 @@
 """Applies the front's commands to the engine's state between two steps."""
 
 from baton.engine.kv.block_manager import PrefixMatch
+from baton.engine.protocol.cache_messages import SnapshotHashes
 from baton.engine.protocol.device_messages import DeviceCommand
 from baton.engine.protocol.messages import (
     Abort,
@@ -15,7 +16,6 @@ from baton.engine.protocol.messages import (
     Release,
     SequenceRefused,
     Shutdown,
-    SnapshotHashes,
     Start,
 )
 from baton.engine.protocol.reasons import RefusalReason

@@ -81,6 +81,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     from vllm.v1.engine.core import EngineCore
 
     from baton.engine.protocol.messages import EngineInfo
+    from baton.engines.vllm.adapters import prepare
     from baton.engines.vllm.admission import UNSUPPORTED
     from baton.engines.vllm.engine import VllmEngine, VllmParts
     from baton.engines.vllm.model_facts import end_token_ids, grammar_states, kv_spec_of
@@ -118,7 +119,10 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
         tokenizer_file=None if grammars is None else str(grammars.compiler.tokenizer_file),
         engine=name,
         unsupported=list(UNSUPPORTED),
+        num_adapter_slots=options.adapter_slots,
     )
+    if options.adapter_slots:
+        prepare(core)
     pace = StepPace(options.max_step_tokens, options.max_step_ms / 1000 or None)
     parts = VllmParts(core, link.pool_fd, grammars)
     return VllmEngine(parts, info, pace, SystemClock())
@@ -129,8 +133,11 @@ def _engine_config(options: argparse.Namespace) -> Any:
     from vllm.config.kv_events import KVEventsConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
+    from baton.engines.vllm.adapters import NUM_EMPTY_PLACES
+
     package = "baton.engines.vllm"
     num_ranks = options.tensor_parallel  # on CPUs they share one memory
+    num_places = options.adapter_slots + NUM_EMPTY_PLACES
     arguments = AsyncEngineArgs(
         model=options.model,
         dtype=options.dtype,
@@ -142,6 +149,10 @@ def _engine_config(options: argparse.Namespace) -> Any:
         gpu_memory_utilization=options.memory_share / num_ranks,
         tensor_parallel_size=num_ranks,
         enforce_eager=True,
+        enable_lora=options.adapter_slots > 0,
+        max_loras=num_places,
+        max_cpu_loras=num_places,
+        max_lora_rank=options.adapter_rank,
         async_scheduling=False,
         enable_prefix_caching=True,
         disable_log_stats=True,
@@ -175,6 +186,8 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-batch", type=int, default=64)
     parser.add_argument("--max-step-tokens", type=int, default=2048)
     parser.add_argument("--speculation-tokens", type=int, default=0)
+    parser.add_argument("--adapter-slots", type=int, default=0)
+    parser.add_argument("--adapter-rank", type=int, default=16)
     parser.add_argument("--max-step-ms", type=float, default=100.0)
     parser.add_argument("--nixl-agent", default="")
     parser.add_argument("--tensor-parallel", type=int, default=1)

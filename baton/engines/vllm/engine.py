@@ -5,13 +5,16 @@ in the parts of the engine: credit, deadlines, suspects, held prefills, when blo
 Single-threaded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.grammar.states import POLL_S, GrammarStates
+from baton.engine.protocol.adapter_messages import ServeAdapters
+from baton.engine.protocol.cache_messages import SnapshotHashes
 from baton.engine.protocol.messages import (
     Abort,
     AddSequence,
@@ -23,7 +26,6 @@ from baton.engine.protocol.messages import (
     EngineInfo,
     Probe,
     Release,
-    SnapshotHashes,
     Start,
     StepEvents,
 )
@@ -79,6 +81,7 @@ class VllmEngine:
         self._page = ProgressPage(bytearray(PAGE_BYTES))
         self._send: Send = lambda events: None  # before the first turn nobody listens
         self._wants_snapshot = self._wants_probe = self._is_stuck = self.finds_room = False
+        state.adapters.loading = self._loading
         parts.core.request_block_hasher = state.cache.hash_blocks
         self._scheduler.kv_event_publisher = state.cache
         self._scheduler.owner = self._scheduler.connector.owner = self
@@ -287,6 +290,9 @@ class VllmEngine:
             case AddSequence():
                 if self._arrivals.add(command, self._choices.num_to_run):
                     self._choices.open(command)
+            case ServeAdapters(adapters=adapters):
+                in_use = self._state.adapters_in_use()
+                self._state.events.adapters = self._state.adapters.serve(adapters, in_use)
             case SnapshotHashes():
                 self._wants_snapshot = True
             case Probe():
@@ -298,6 +304,14 @@ class VllmEngine:
                     self._change(seq, command)
                 elif isinstance(command, Credit):
                     self._choices.credit(seq_id, command.up_to_index)
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        """An adapter is loaded, which takes as long as it takes, and is nobody's time."""
+        self.step_index += 1
+        self._page.begin_step(self.step_index, ())
+        yield
+        self._state.bill.skip()
 
     def _change(self, seq: VllmSequence, command: Credit | Bind | Start) -> None:
         match command:

@@ -1,9 +1,9 @@
 """vLLM's prefix cache under Baton's keyed hashes, and what enters and leaves it.
 
 vLLM asks for a hasher of its requests' blocks; with this one its hashes are Baton's, so that
-tenants share nothing and the router knows each block by the hash that the tokenizer computed. It
-may hold several blocks of one hash, and tells of each: only the first that comes and the last that
-goes count.
+tenants and adapters share nothing and the router knows each block by the hash that the tokenizer
+computed. It may hold several blocks of one hash, and tells of each: only the first that comes and
+the last that goes count.
 """
 
 from array import array
@@ -14,9 +14,26 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
 from baton.engine.kv.block_pool import KvEventLog
 from baton.engine.protocol.messages import AddSequence, StepEvents
-from baton.wire.prefix_hash import next_hash, root_hash, short_hash, split_hashes
+from baton.wire.prefix_hash import (
+    CACHE_KEY_BYTES,
+    next_hash,
+    root_hash,
+    short_hash,
+    split_hashes,
+)
 
 _MAX_ROOTS = 4096
+
+
+def cache_salt(cache_key: bytes, adapter: str) -> str:
+    """The key of a request's hashes and its adapter, as vLLM passes them on."""
+    return cache_key.hex() + adapter
+
+
+def _parts(salt: str) -> tuple[bytes, str]:
+    """The key and the adapter of a salt."""
+    num_chars = 2 * CACHE_KEY_BYTES
+    return bytes.fromhex(salt[:num_chars]), salt[num_chars:]
 
 
 class KeyedCache:
@@ -44,7 +61,7 @@ class KeyedCache:
         """The hashes of the request's full blocks that it does not have yet; vLLM calls this."""
         size, have = self._block_size, request.block_hashes
         given = self._given.get(request.request_id, [])
-        key = bytes.fromhex(request.cache_salt)
+        key, _ = _parts(request.cache_salt)
         parent = have[-1] if have else self._root(request.cache_salt)
         new: list[bytes] = []
         for index in range(len(have), request.num_tokens // size):
@@ -99,11 +116,11 @@ class KeyedCache:
             self._digest ^= short_hash(block_hash)
             self._log.removed(block_hash)
 
-    def _root(self, cache_salt: str) -> bytes:
-        root = self._roots.get(cache_salt)
+    def _root(self, salt: str) -> bytes:
+        root = self._roots.get(salt)
         if root is None:
             if len(self._roots) >= _MAX_ROOTS:
                 self._roots.clear()
-            root = root_hash(self._model_fp, self._block_size, bytes.fromhex(cache_salt))
-            self._roots[cache_salt] = root
+            root = root_hash(self._model_fp, self._block_size, *_parts(salt))
+            self._roots[salt] = root
         return root

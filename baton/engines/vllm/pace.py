@@ -104,5 +104,6 @@ def _parts_of(seq: VllmSequence) -> set[str]:
         "logprobs": sampling.num_logprobs is not None,
         "prompt_logprobs": sampling.num_prompt_logprobs is not None,
         "handoff": seq.add.kind != "local",
+        "adapter": bool(seq.add.adapter),
     }
     return {"tokens", *(name for name, is_there in parts.items() if is_there)}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreRequest
 
@@ -13,6 +14,7 @@ from baton.engine.grammar.state import GrammarState
 from baton.engine.protocol.messages import AddSequence, EngineInfo
 from baton.engine.protocol.reasons import StopReason
 from baton.engines.vllm.connector import KIND_KEY
+from baton.engines.vllm.keyed_cache import cache_salt
 from baton.engines.vllm.row_choice import EXTRA_KEY, RowOptions
 from baton.wire.limits import NUM_TOKENS_ALONE
 
@@ -95,7 +97,9 @@ class VllmSequence:
         self.is_started = True
 
 
-def core_request(add: AddSequence, options: RowOptions, end_ids: list[int]) -> EngineCoreRequest:
+def core_request(
+    add: AddSequence, options: RowOptions, end_ids: list[int], adapter: LoRARequest | None
+) -> EngineCoreRequest:
     """The request that vLLM takes in for a sequence."""
     return EngineCoreRequest(
         request_id=str(add.seq_id),
@@ -104,8 +108,8 @@ def core_request(add: AddSequence, options: RowOptions, end_ids: list[int]) -> E
         sampling_params=_sampling_params(add, options, end_ids),
         pooling_params=None,
         arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=add.cache_key.hex(),
+        lora_request=adapter,
+        cache_salt=cache_salt(add.cache_key, add.adapter),
         data_parallel_rank=None,
         # The least number goes first; a quiet tenant's goes before others of its priority.
         priority=-(2 * add.priority + add.is_quiet),

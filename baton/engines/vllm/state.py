@@ -11,6 +11,7 @@ from baton.engine.protocol.messages import (
     StepEvents,
 )
 from baton.engine.protocol.reasons import FinishReason, RefusalReason
+from baton.engines.vllm.adapters import Adapters
 from baton.engines.vllm.connector import StepCopies
 from baton.engines.vllm.keyed_cache import KeyedCache
 from baton.engines.vllm.sequences import VllmSequence
@@ -28,6 +29,7 @@ class VllmState:
         self.clock = clock
         self.cache = KeyedCache(info.model_fp, info.kv_spec.block_size)
         self.bill = StepBill(clock)
+        self.adapters = Adapters(core, info.num_adapter_slots)
         self.copies = StepCopies()
         self.seqs: dict[str, VllmSequence] = {}
         self.events = empty_events(0)
@@ -35,6 +37,10 @@ class VllmState:
     def table(self, seq: VllmSequence) -> list[int]:
         """The sequence's blocks, as vLLM has them."""
         return list(self.scheduler.kv_cache_manager.get_block_ids(seq.name)[0])
+
+    def adapters_in_use(self) -> set[str]:
+        """The adapters that some sequence has."""
+        return {seq.add.adapter for seq in self.seqs.values()}
 
     def refuse(self, add: AddSequence, reason: RefusalReason, message: str) -> None:
         """Tell why the sequence is not taken, or cannot go on."""

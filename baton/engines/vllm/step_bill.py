@@ -43,6 +43,10 @@ class StepBill:
         if not self._is_busy:
             self._now_us = self._read()
 
+    def skip(self) -> None:
+        """Nobody is billed for what the turn has done so far."""
+        self._now_us = self._read()
+
     def idle(self) -> None:
         """There was nothing to compute."""
         self._is_busy = False

@@ -136,7 +136,7 @@ class PrefillHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transport: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., nixl_agent: _Optional[bytes] = ..., nixl_pool_address: _Optional[int] = ..., nixl_memory: _Optional[str] = ..., nixl_device_id: _Optional[int] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("xfer_id", "request_id", "epoch", "choice", "capability", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "first_missing_block", "sampling", "emitted_ids", "deadline_ms", "traceparent", "priority", "fork_choices", "is_suspect", "is_quiet")
+    __slots__ = ("xfer_id", "request_id", "epoch", "choice", "capability", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "first_missing_block", "sampling", "emitted_ids", "deadline_ms", "traceparent", "priority", "fork_choices", "is_suspect", "is_quiet", "adapter")
     XFER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class Prefill(_message.Message):
     FORK_CHOICES_FIELD_NUMBER: _ClassVar[int]
     IS_SUSPECT_FIELD_NUMBER: _ClassVar[int]
     IS_QUIET_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     xfer_id: int
     request_id: str
     epoch: int
@@ -173,7 +174,8 @@ class Prefill(_message.Message):
     fork_choices: _containers.RepeatedScalarFieldContainer[int]
     is_suspect: bool
     is_quiet: bool
-    def __init__(self, xfer_id: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., choice: _Optional[int] = ..., capability: _Optional[bytes] = ..., prompt_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., cache_key: _Optional[bytes] = ..., first_missing_block: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., emitted_ids: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ..., fork_choices: _Optional[_Iterable[int]] = ..., is_suspect: _Optional[bool] = ..., is_quiet: _Optional[bool] = ...) -> None: ...
+    adapter: str
+    def __init__(self, xfer_id: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., choice: _Optional[int] = ..., capability: _Optional[bytes] = ..., prompt_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., cache_key: _Optional[bytes] = ..., first_missing_block: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., emitted_ids: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ..., fork_choices: _Optional[_Iterable[int]] = ..., is_suspect: _Optional[bool] = ..., is_quiet: _Optional[bool] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class PrefillPart(_message.Message):
     __slots__ = ("xfer_id", "prompt_ids", "block_hashes")

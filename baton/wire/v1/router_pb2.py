@@ -25,43 +25,45 @@ _sym_db = _symbol_database.Default()
 from baton.wire.v1 import calls_pb2 as baton_dot_wire_dot_v1_dot_calls__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/wire/v1/router.proto\x12\rbaton.wire.v1\x1a\x19\x62\x61ton/wire/v1/calls.proto\"3\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\xc5\x03\n\x0bPickRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08model_fp\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x1e\n\x16\x65xpected_output_tokens\x18\x05 \x01(\r\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x1a\n\x12poison_fingerprint\x18\x08 \x01(\x0c\x12\x1a\n\x12\x65xclude_worker_ids\x18\t \x03(\t\x12\x13\n\x0bnum_choices\x18\n \x01(\r\x12\x15\n\rlocal_prefill\x18\x0b \x01(\x08\x12\x12\n\nnum_deaths\x18\x0c \x01(\r\x12\x12\n\nhas_failed\x18\r \x01(\x08\x12\x1d\n\x15harmless_fingerprints\x18\x0e \x03(\x0c\x12/\n\x0bquarantined\x18\x0f \x03(\x0b\x32\x1a.baton.wire.v1.Quarantined\x12\x11\n\thas_begun\x18\x10 \x01(\x08\x12\x0e\n\x06weight\x18\x11 \x01(\x01\x12\x0f\n\x07session\x18\x12 \x01(\x0c\x12\r\n\x05needs\x18\x13 \x03(\t\"L\n\x0bQuarantined\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x0c\x12\x0e\n\x06left_s\x18\x02 \x01(\x01\x12\x18\n\x10software_version\x18\x03 \x01(\t\"\xf9\x01\n\x0cPickResponse\x12-\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x1d.baton.wire.v1.WorkerEndpoint\x12.\n\x07prefill\x18\x02 \x01(\x0b\x32\x1d.baton.wire.v1.WorkerEndpoint\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x1f\n\x17predicted_cached_tokens\x18\x05 \x01(\r\x12\x12\n\nis_suspect\x18\x06 \x01(\x08\x12+\n\x07reasons\x18\x07 \x01(\x0b\x32\x1a.baton.wire.v1.PickReasons\x12\x10\n\x08is_quiet\x18\x08 \x01(\x08J\x04\x08\x04\x10\x05\"\xa9\x01\n\x0bPickReasons\x12*\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x19.baton.wire.v1.PickChoice\x12.\n\x08left_out\x18\x02 \x03(\x0b\x32\x1c.baton.wire.v1.LeftOutWorker\x12\x13\n\x0bnum_omitted\x18\x03 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x0e\n\x06remark\x18\x05 \x01(\t\"\xa5\x02\n\nPickChoice\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x01 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x02 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x13\n\x0bis_measured\x18\x04 \x01(\x08\x12\x0e\n\x06wait_s\x18\x05 \x01(\x01\x12\x11\n\tprefill_s\x18\x06 \x01(\x01\x12\x11\n\thandoff_s\x18\x07 \x01(\x01\x12\x0f\n\x07steps_s\x18\x08 \x01(\x01\x12\r\n\x05itl_s\x18\t \x01(\x01\x12\x11\n\tstreams_s\x18\n \x01(\x01\x12\x0e\n\x06step_s\x18\x0b \x01(\x01\x12\x0e\n\x06zone_s\x18\x0c \x01(\x01\x12\x13\n\x0b\x64\x65\x63ode_zone\x18\r \x01(\t\x12\x14\n\x0cprefill_zone\x18\x0e \x01(\t\"2\n\rLeftOutWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"I\n\x0eWorkerEndpoint\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x12\n\nboot_epoch\x18\x03 \x01(\x04\"-\n\x15WatchAdmissionRequest\x12\x14\n\x0ctakes_deltas\x18\x01 \x01(\x08\"\xef\x01\n\x16WatchAdmissionResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.baton.wire.v1.ModelState\x12/\n\x0bquarantined\x18\x02 \x03(\x0b\x32\x1a.baton.wire.v1.Quarantined\x12\x18\n\x10software_version\x18\x03 \x01(\t\x12\x0c\n\x04zone\x18\x04 \x01(\t\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x10\n\x08is_delta\x18\x06 \x01(\x08\x12/\n\tcancelled\x18\x07 \x03(\x0b\x32\x1c.baton.wire.v1.CancelRequest\"\xb9\x02\n\nModelState\x12\x10\n\x08model_fp\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12+\n\x07workers\x18\x08 \x03(\x0b\x32\x1a.baton.wire.v1.WorkerState\x12\x12\n\nnum_queued\x18\t \x01(\r\x12\x18\n\x10predicted_wait_s\x18\n \x03(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x0b \x01(\x01\x12\x0f\n\x07\x65ngines\x18\r \x03(\t\x12\x13\n\x0bunsupported\x18\x0e \x03(\tJ\x04\x08\x0c\x10\r\"\xf6\x01\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\'\n\x04role\x18\x03 \x01(\x0e\x32\x19.baton.wire.v1.WorkerRole\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x10\n\x08kv_usage\x18\x08 \x01(\x01\x12\x0f\n\x07\x65jected\x18\t \x01(\x08\x12+\n\x06totals\x18\n \x01(\x0b\x32\x1b.baton.wire.v1.EngineTotals\"[\n\x0c\x45ngineTotals\x12\x12\n\nboot_epoch\x18\x01 \x01(\x04\x12\x11\n\tuptime_us\x18\x02 \x01(\x04\x12\x0f\n\x07\x62usy_us\x18\x03 \x01(\x04\x12\x13\n\x0bunbilled_us\x18\x04 \x01(\x04*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x32\xac\x01\n\x06Router\x12\x41\n\x05\x43\x61lls\x12\x18.baton.wire.v1.CallFrame\x1a\x1a.baton.wire.v1.AnswerFrame(\x01\x30\x01\x12_\n\x0eWatchAdmission\x12$.baton.wire.v1.WatchAdmissionRequest\x1a%.baton.wire.v1.WatchAdmissionResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/wire/v1/router.proto\x12\rbaton.wire.v1\x1a\x19\x62\x61ton/wire/v1/calls.proto\"3\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\xd6\x03\n\x0bPickRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08model_fp\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x1e\n\x16\x65xpected_output_tokens\x18\x05 \x01(\r\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x1a\n\x12poison_fingerprint\x18\x08 \x01(\x0c\x12\x1a\n\x12\x65xclude_worker_ids\x18\t \x03(\t\x12\x13\n\x0bnum_choices\x18\n \x01(\r\x12\x15\n\rlocal_prefill\x18\x0b \x01(\x08\x12\x12\n\nnum_deaths\x18\x0c \x01(\r\x12\x12\n\nhas_failed\x18\r \x01(\x08\x12\x1d\n\x15harmless_fingerprints\x18\x0e \x03(\x0c\x12/\n\x0bquarantined\x18\x0f \x03(\x0b\x32\x1a.baton.wire.v1.Quarantined\x12\x11\n\thas_begun\x18\x10 \x01(\x08\x12\x0e\n\x06weight\x18\x11 \x01(\x01\x12\x0f\n\x07session\x18\x12 \x01(\x0c\x12\r\n\x05needs\x18\x13 \x03(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x14 \x01(\t\"L\n\x0bQuarantined\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x0c\x12\x0e\n\x06left_s\x18\x02 \x01(\x01\x12\x18\n\x10software_version\x18\x03 \x01(\t\"\xf9\x01\n\x0cPickResponse\x12-\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x1d.baton.wire.v1.WorkerEndpoint\x12.\n\x07prefill\x18\x02 \x01(\x0b\x32\x1d.baton.wire.v1.WorkerEndpoint\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x1f\n\x17predicted_cached_tokens\x18\x05 \x01(\r\x12\x12\n\nis_suspect\x18\x06 \x01(\x08\x12+\n\x07reasons\x18\x07 \x01(\x0b\x32\x1a.baton.wire.v1.PickReasons\x12\x10\n\x08is_quiet\x18\x08 \x01(\x08J\x04\x08\x04\x10\x05\"\xa9\x01\n\x0bPickReasons\x12*\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x19.baton.wire.v1.PickChoice\x12.\n\x08left_out\x18\x02 \x03(\x0b\x32\x1c.baton.wire.v1.LeftOutWorker\x12\x13\n\x0bnum_omitted\x18\x03 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x0e\n\x06remark\x18\x05 \x01(\t\"\xa5\x02\n\nPickChoice\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x01 \x01(\t\x12\x19\n\x11prefill_worker_id\x18\x02 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x13\n\x0bis_measured\x18\x04 \x01(\x08\x12\x0e\n\x06wait_s\x18\x05 \x01(\x01\x12\x11\n\tprefill_s\x18\x06 \x01(\x01\x12\x11\n\thandoff_s\x18\x07 \x01(\x01\x12\x0f\n\x07steps_s\x18\x08 \x01(\x01\x12\r\n\x05itl_s\x18\t \x01(\x01\x12\x11\n\tstreams_s\x18\n \x01(\x01\x12\x0e\n\x06step_s\x18\x0b \x01(\x01\x12\x0e\n\x06zone_s\x18\x0c \x01(\x01\x12\x13\n\x0b\x64\x65\x63ode_zone\x18\r \x01(\t\x12\x14\n\x0cprefill_zone\x18\x0e \x01(\t\"2\n\rLeftOutWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"I\n\x0eWorkerEndpoint\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x12\n\nboot_epoch\x18\x03 \x01(\x04\"-\n\x15WatchAdmissionRequest\x12\x14\n\x0ctakes_deltas\x18\x01 \x01(\x08\"\xef\x01\n\x16WatchAdmissionResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.baton.wire.v1.ModelState\x12/\n\x0bquarantined\x18\x02 \x03(\x0b\x32\x1a.baton.wire.v1.Quarantined\x12\x18\n\x10software_version\x18\x03 \x01(\t\x12\x0c\n\x04zone\x18\x04 \x01(\t\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x10\n\x08is_delta\x18\x06 \x01(\x08\x12/\n\tcancelled\x18\x07 \x03(\x0b\x32\x1c.baton.wire.v1.CancelRequest\"\xb9\x02\n\nModelState\x12\x10\n\x08model_fp\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12+\n\x07workers\x18\x08 \x03(\x0b\x32\x1a.baton.wire.v1.WorkerState\x12\x12\n\nnum_queued\x18\t \x01(\r\x12\x18\n\x10predicted_wait_s\x18\n \x03(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x0b \x01(\x01\x12\x0f\n\x07\x65ngines\x18\r \x03(\t\x12\x13\n\x0bunsupported\x18\x0e \x03(\tJ\x04\x08\x0c\x10\r\"\xa0\x02\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\'\n\x04role\x18\x03 \x01(\x0e\x32\x19.baton.wire.v1.WorkerRole\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x10\n\x08kv_usage\x18\x08 \x01(\x01\x12\x0f\n\x07\x65jected\x18\t \x01(\x08\x12+\n\x06totals\x18\n \x01(\x0b\x32\x1b.baton.wire.v1.EngineTotals\x12(\n\x08\x61\x64\x61pters\x18\x0b \x03(\x0b\x32\x16.baton.wire.v1.Adapter\",\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"[\n\x0c\x45ngineTotals\x12\x12\n\nboot_epoch\x18\x01 \x01(\x04\x12\x11\n\tuptime_us\x18\x02 \x01(\x04\x12\x0f\n\x07\x62usy_us\x18\x03 \x01(\x04\x12\x13\n\x0bunbilled_us\x18\x04 \x01(\x04*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x32\xac\x01\n\x06Router\x12\x41\n\x05\x43\x61lls\x12\x18.baton.wire.v1.CallFrame\x1a\x1a.baton.wire.v1.AnswerFrame(\x01\x30\x01\x12_\n\x0eWatchAdmission\x12$.baton.wire.v1.WatchAdmissionRequest\x1a%.baton.wire.v1.WatchAdmissionResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.wire.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERROLE']._serialized_start=2471
-  _globals['_WORKERROLE']._serialized_end=2561
+  _globals['_WORKERROLE']._serialized_start=2576
+  _globals['_WORKERROLE']._serialized_end=2666
   _globals['_CANCELREQUEST']._serialized_start=72
   _globals['_CANCELREQUEST']._serialized_end=123
   _globals['_CANCELRESPONSE']._serialized_start=125
   _globals['_CANCELRESPONSE']._serialized_end=141
   _globals['_PICKREQUEST']._serialized_start=144
-  _globals['_PICKREQUEST']._serialized_end=597
-  _globals['_QUARANTINED']._serialized_start=599
-  _globals['_QUARANTINED']._serialized_end=675
-  _globals['_PICKRESPONSE']._serialized_start=678
-  _globals['_PICKRESPONSE']._serialized_end=927
-  _globals['_PICKREASONS']._serialized_start=930
-  _globals['_PICKREASONS']._serialized_end=1099
-  _globals['_PICKCHOICE']._serialized_start=1102
-  _globals['_PICKCHOICE']._serialized_end=1395
-  _globals['_LEFTOUTWORKER']._serialized_start=1397
-  _globals['_LEFTOUTWORKER']._serialized_end=1447
-  _globals['_WORKERENDPOINT']._serialized_start=1449
-  _globals['_WORKERENDPOINT']._serialized_end=1522
-  _globals['_WATCHADMISSIONREQUEST']._serialized_start=1524
-  _globals['_WATCHADMISSIONREQUEST']._serialized_end=1569
-  _globals['_WATCHADMISSIONRESPONSE']._serialized_start=1572
-  _globals['_WATCHADMISSIONRESPONSE']._serialized_end=1811
-  _globals['_MODELSTATE']._serialized_start=1814
-  _globals['_MODELSTATE']._serialized_end=2127
-  _globals['_WORKERSTATE']._serialized_start=2130
-  _globals['_WORKERSTATE']._serialized_end=2376
-  _globals['_ENGINETOTALS']._serialized_start=2378
-  _globals['_ENGINETOTALS']._serialized_end=2469
-  _globals['_ROUTER']._serialized_start=2564
-  _globals['_ROUTER']._serialized_end=2736
+  _globals['_PICKREQUEST']._serialized_end=614
+  _globals['_QUARANTINED']._serialized_start=616
+  _globals['_QUARANTINED']._serialized_end=692
+  _globals['_PICKRESPONSE']._serialized_start=695
+  _globals['_PICKRESPONSE']._serialized_end=944
+  _globals['_PICKREASONS']._serialized_start=947
+  _globals['_PICKREASONS']._serialized_end=1116
+  _globals['_PICKCHOICE']._serialized_start=1119
+  _globals['_PICKCHOICE']._serialized_end=1412
+  _globals['_LEFTOUTWORKER']._serialized_start=1414
+  _globals['_LEFTOUTWORKER']._serialized_end=1464
+  _globals['_WORKERENDPOINT']._serialized_start=1466
+  _globals['_WORKERENDPOINT']._serialized_end=1539
+  _globals['_WATCHADMISSIONREQUEST']._serialized_start=1541
+  _globals['_WATCHADMISSIONREQUEST']._serialized_end=1586
+  _globals['_WATCHADMISSIONRESPONSE']._serialized_start=1589
+  _globals['_WATCHADMISSIONRESPONSE']._serialized_end=1828
+  _globals['_MODELSTATE']._serialized_start=1831
+  _globals['_MODELSTATE']._serialized_end=2144
+  _globals['_WORKERSTATE']._serialized_start=2147
+  _globals['_WORKERSTATE']._serialized_end=2435
+  _globals['_ADAPTER']._serialized_start=2437
+  _globals['_ADAPTER']._serialized_end=2481
+  _globals['_ENGINETOTALS']._serialized_start=2483
+  _globals['_ENGINETOTALS']._serialized_end=2574
+  _globals['_ROUTER']._serialized_start=2669
+  _globals['_ROUTER']._serialized_end=2841
 # @@protoc_insertion_point(module_scope)

@@ -30,7 +30,7 @@ class CancelResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PickRequest(_message.Message):
-    __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices", "local_prefill", "num_deaths", "has_failed", "harmless_fingerprints", "quarantined", "has_begun", "weight", "session", "needs")
+    __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices", "local_prefill", "num_deaths", "has_failed", "harmless_fingerprints", "quarantined", "has_begun", "weight", "session", "needs", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FP_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class PickRequest(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NEEDS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_fp: str
     block_hashes: bytes
@@ -69,7 +70,8 @@ class PickRequest(_message.Message):
     weight: float
     session: bytes
     needs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., poison_fingerprint: _Optional[bytes] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., num_choices: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., num_deaths: _Optional[int] = ..., has_failed: _Optional[bool] = ..., harmless_fingerprints: _Optional[_Iterable[bytes]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., has_begun: _Optional[bool] = ..., weight: _Optional[float] = ..., session: _Optional[bytes] = ..., needs: _Optional[_Iterable[str]] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., poison_fingerprint: _Optional[bytes] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., num_choices: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., num_deaths: _Optional[int] = ..., has_failed: _Optional[bool] = ..., harmless_fingerprints: _Optional[_Iterable[bytes]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., has_begun: _Optional[bool] = ..., weight: _Optional[float] = ..., session: _Optional[bytes] = ..., needs: _Optional[_Iterable[str]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Quarantined(_message.Message):
     __slots__ = ("fingerprint", "left_s", "software_version")
@@ -218,7 +220,7 @@ class ModelState(_message.Message):
     def __init__(self, model_fp: _Optional[str] = ..., name: _Optional[str] = ..., revision: _Optional[str] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_queued: _Optional[int] = ..., predicted_wait_s: _Optional[_Iterable[float]] = ..., prefill_tokens_per_s: _Optional[float] = ..., engines: _Optional[_Iterable[str]] = ..., unsupported: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("worker_id", "endpoint", "role", "ready", "draining", "num_running", "num_waiting", "kv_usage", "ejected", "totals")
+    __slots__ = ("worker_id", "endpoint", "role", "ready", "draining", "num_running", "num_waiting", "kv_usage", "ejected", "totals", "adapters")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +231,7 @@ class WorkerState(_message.Message):
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
     EJECTED_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     endpoint: str
     role: WorkerRole
@@ -239,7 +242,16 @@ class WorkerState(_message.Message):
     kv_usage: float
     ejected: bool
     totals: EngineTotals
-    def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., ejected: _Optional[bool] = ..., totals: _Optional[_Union[EngineTotals, _Mapping]] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., ejected: _Optional[bool] = ..., totals: _Optional[_Union[EngineTotals, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("name", "fingerprint")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fingerprint: str
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class EngineTotals(_message.Message):
     __slots__ = ("boot_epoch", "uptime_us", "busy_us", "unbilled_us")

@@ -26,7 +26,7 @@ from baton.wire.v1 import calls_pb2 as baton_dot_wire_dot_v1_dot_calls__pb2
 from baton.wire.v1 import failure_pb2 as baton_dot_wire_dot_v1_dot_failure__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62\x61ton/wire/v1/tokenizer.proto\x12\rbaton.wire.v1\x1a\x19\x62\x61ton/wire/v1/calls.proto\x1a\x1b\x62\x61ton/wire/v1/failure.proto\"\x99\x02\n\rEncodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08model_fp\x18\x02 \x01(\t\x12\x11\n\tcache_key\x18\x03 \x01(\x0c\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12)\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x19.baton.wire.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x06 \x01(\tH\x00\x12\x13\n\ttoken_ids\x18\x07 \x01(\x0cH\x00\x12\x19\n\x11max_prompt_tokens\x18\x08 \x01(\r\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\n \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"\x94\x01\n\nChatPrompt\x12\x15\n\rmessages_json\x18\x01 \x01(\x0c\x12\x12\n\ntools_json\x18\x02 \x01(\x0c\x12\x1d\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08\x12\x1c\n\x14template_kwargs_json\x18\x04 \x01(\x0c\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\"c\n\x0e\x45ncodeResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x01(\x0c\x12(\n\x06stages\x18\x03 \x03(\x0b\x32\x18.baton.wire.v1.StageTime\"&\n\x12GetArtifactRequest\x12\x10\n\x08model_fp\x18\x01 \x01(\t\"R\n\x13GetArtifactResponse\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.baton.wire.v1.ArtifactHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"3\n\x0e\x41rtifactHeader\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.baton.wire.v1.TokenizerModel\"\x88\x01\n\x0eTokenizerModel\x12\x10\n\x08model_fp\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x32\xf9\x01\n\tTokenizer\x12\x41\n\x05\x43\x61lls\x12\x18.baton.wire.v1.CallFrame\x1a\x1a.baton.wire.v1.AnswerFrame(\x01\x30\x01\x12V\n\x0bGetArtifact\x12!.baton.wire.v1.GetArtifactRequest\x1a\".baton.wire.v1.GetArtifactResponse0\x01\x12Q\n\nListModels\x12 .baton.wire.v1.ListModelsRequest\x1a!.baton.wire.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x62\x61ton/wire/v1/tokenizer.proto\x12\rbaton.wire.v1\x1a\x19\x62\x61ton/wire/v1/calls.proto\x1a\x1b\x62\x61ton/wire/v1/failure.proto\"\xaa\x02\n\rEncodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08model_fp\x18\x02 \x01(\t\x12\x11\n\tcache_key\x18\x03 \x01(\x0c\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12)\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x19.baton.wire.v1.ChatPromptH\x00\x12\x0e\n\x04text\x18\x06 \x01(\tH\x00\x12\x13\n\ttoken_ids\x18\x07 \x01(\x0cH\x00\x12\x19\n\x11max_prompt_tokens\x18\x08 \x01(\r\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\n \x01(\x08H\x01\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18\x0b \x01(\tB\x08\n\x06promptB\x15\n\x13_add_special_tokens\"\x94\x01\n\nChatPrompt\x12\x15\n\rmessages_json\x18\x01 \x01(\x0c\x12\x12\n\ntools_json\x18\x02 \x01(\x0c\x12\x1d\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08\x12\x1c\n\x14template_kwargs_json\x18\x04 \x01(\x0c\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\"c\n\x0e\x45ncodeResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x01(\x0c\x12(\n\x06stages\x18\x03 \x03(\x0b\x32\x18.baton.wire.v1.StageTime\"&\n\x12GetArtifactRequest\x12\x10\n\x08model_fp\x18\x01 \x01(\t\"R\n\x13GetArtifactResponse\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1d.baton.wire.v1.ArtifactHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"3\n\x0e\x41rtifactHeader\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.baton.wire.v1.TokenizerModel\"\x88\x01\n\x0eTokenizerModel\x12\x10\n\x08model_fp\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x32\xf9\x01\n\tTokenizer\x12\x41\n\x05\x43\x61lls\x12\x18.baton.wire.v1.CallFrame\x1a\x1a.baton.wire.v1.AnswerFrame(\x01\x30\x01\x12V\n\x0bGetArtifact\x12!.baton.wire.v1.GetArtifactRequest\x1a\".baton.wire.v1.GetArtifactResponse0\x01\x12Q\n\nListModels\x12 .baton.wire.v1.ListModelsRequest\x1a!.baton.wire.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,23 +34,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.wire.v1.tokenizer_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENCODEREQUEST']._serialized_start=105
-  _globals['_ENCODEREQUEST']._serialized_end=386
-  _globals['_CHATPROMPT']._serialized_start=389
-  _globals['_CHATPROMPT']._serialized_end=537
-  _globals['_ENCODERESPONSE']._serialized_start=539
-  _globals['_ENCODERESPONSE']._serialized_end=638
-  _globals['_GETARTIFACTREQUEST']._serialized_start=640
-  _globals['_GETARTIFACTREQUEST']._serialized_end=678
-  _globals['_GETARTIFACTRESPONSE']._serialized_start=680
-  _globals['_GETARTIFACTRESPONSE']._serialized_end=762
-  _globals['_ARTIFACTHEADER']._serialized_start=764
-  _globals['_ARTIFACTHEADER']._serialized_end=815
-  _globals['_LISTMODELSREQUEST']._serialized_start=817
-  _globals['_LISTMODELSREQUEST']._serialized_end=836
-  _globals['_LISTMODELSRESPONSE']._serialized_start=838
-  _globals['_LISTMODELSRESPONSE']._serialized_end=905
-  _globals['_TOKENIZERMODEL']._serialized_start=908
-  _globals['_TOKENIZERMODEL']._serialized_end=1044
-  _globals['_TOKENIZER']._serialized_start=1047
-  _globals['_TOKENIZER']._serialized_end=1296
+  _globals['_ENCODEREQUEST']._serialized_end=403
+  _globals['_CHATPROMPT']._serialized_start=406
+  _globals['_CHATPROMPT']._serialized_end=554
+  _globals['_ENCODERESPONSE']._serialized_start=556
+  _globals['_ENCODERESPONSE']._serialized_end=655
+  _globals['_GETARTIFACTREQUEST']._serialized_start=657
+  _globals['_GETARTIFACTREQUEST']._serialized_end=695
+  _globals['_GETARTIFACTRESPONSE']._serialized_start=697
+  _globals['_GETARTIFACTRESPONSE']._serialized_end=779
+  _globals['_ARTIFACTHEADER']._serialized_start=781
+  _globals['_ARTIFACTHEADER']._serialized_end=832
+  _globals['_LISTMODELSREQUEST']._serialized_start=834
+  _globals['_LISTMODELSREQUEST']._serialized_end=853
+  _globals['_LISTMODELSRESPONSE']._serialized_start=855
+  _globals['_LISTMODELSRESPONSE']._serialized_end=922
+  _globals['_TOKENIZERMODEL']._serialized_start=925
+  _globals['_TOKENIZERMODEL']._serialized_end=1061
+  _globals['_TOKENIZER']._serialized_start=1064
+  _globals['_TOKENIZER']._serialized_end=1313
 # @@protoc_insertion_point(module_scope)

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("request_id", "model_fp", "cache_key", "block_size", "chat", "text", "token_ids", "max_prompt_tokens", "tenant", "add_special_tokens")
+    __slots__ = ("request_id", "model_fp", "cache_key", "block_size", "chat", "text", "token_ids", "max_prompt_tokens", "tenant", "add_special_tokens", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FP_FIELD_NUMBER: _ClassVar[int]
     CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class EncodeRequest(_message.Message):
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_fp: str
     cache_key: bytes
@@ -30,7 +31,8 @@ class EncodeRequest(_message.Message):
     max_prompt_tokens: int
     tenant: str
     add_special_tokens: bool
-    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., cache_key: _Optional[bytes] = ..., block_size: _Optional[int] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., max_prompt_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., cache_key: _Optional[bytes] = ..., block_size: _Optional[int] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., max_prompt_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
     __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "template_kwargs_json", "continue_final_message")

@@ -44,7 +44,7 @@ class GatewayHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., gateway_id: _Optional[str] = ..., link: _Optional[int] = ..., num_received: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "epoch", "handle", "model_fp", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "sampling", "emitted", "deadline_ms", "traceparent", "priority", "prefill_endpoint", "initial_credit_tokens", "is_suspect", "ended_choices", "pools", "is_quiet")
+    __slots__ = ("request_id", "epoch", "handle", "model_fp", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "sampling", "emitted", "deadline_ms", "traceparent", "priority", "prefill_endpoint", "initial_credit_tokens", "is_suspect", "ended_choices", "pools", "is_quiet", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class Submit(_message.Message):
     ENDED_CHOICES_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     IS_QUIET_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     handle: int
@@ -83,7 +84,8 @@ class Submit(_message.Message):
     ended_choices: _containers.RepeatedScalarFieldContainer[int]
     pools: bool
     is_quiet: bool
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., handle: _Optional[int] = ..., model_fp: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., cache_key: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ..., prefill_endpoint: _Optional[str] = ..., initial_credit_tokens: _Optional[int] = ..., is_suspect: _Optional[bool] = ..., ended_choices: _Optional[_Iterable[int]] = ..., pools: _Optional[bool] = ..., is_quiet: _Optional[bool] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., handle: _Optional[int] = ..., model_fp: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., cache_key: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ..., prefill_endpoint: _Optional[str] = ..., initial_credit_tokens: _Optional[int] = ..., is_suspect: _Optional[bool] = ..., ended_choices: _Optional[_Iterable[int]] = ..., pools: _Optional[bool] = ..., is_quiet: _Optional[bool] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class EmittedTokens(_message.Message):
     __slots__ = ("choice", "token_ids")
@@ -296,7 +298,7 @@ class KvPlace(_message.Message):
     def __init__(self, boot_epoch: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("seq", "register", "load", "kv_events", "snapshot", "digest", "draining")
+    __slots__ = ("seq", "register", "load", "kv_events", "snapshot", "digest", "draining", "adapters")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +306,7 @@ class Report(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     register: Register
     load: Load
@@ -311,7 +314,14 @@ class Report(_message.Message):
     snapshot: KvSnapshot
     digest: KvDigest
     draining: bool
-    def __init__(self, seq: _Optional[int] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., digest: _Optional[_Union[KvDigest, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    adapters: AdapterList
+    def __init__(self, seq: _Optional[int] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., digest: _Optional[_Union[KvDigest, _Mapping]] = ..., draining: _Optional[bool] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ...) -> None: ...
+
+class AdapterList(_message.Message):
+    __slots__ = ("adapters",)
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[_router_pb2.Adapter]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[_router_pb2.Adapter, _Mapping]]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("protocol", "worker_id", "boot_epoch", "role", "model_fp", "model_name", "model_revision", "kv_spec_digest", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "transports", "vocab_size", "eos_token_ids", "block_bytes", "software_version", "zone", "engine", "unsupported")

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.protocol.cache_messages import SnapshotHashes
 from baton.engine.protocol.client import CoreDied
-from baton.engine.protocol.messages import SnapshotHashes, StepEvents
+from baton.engine.protocol.messages import StepEvents
 from baton.system.clock import SystemClock
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.wire.v1 import handoff_pb2, router_pb2

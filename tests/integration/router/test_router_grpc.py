@@ -12,7 +12,8 @@ from random import Random
 import grpc
 import pytest
 
-from baton.engine.protocol.messages import EngineLoad, StepEvents, StoredBlocks
+from baton.engine.protocol.cache_messages import StoredBlocks
+from baton.engine.protocol.messages import EngineLoad, StepEvents
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import grpc_channel, grpc_server
 from baton.runtime.calls.shared_calls import CallTerms, SharedCalls

@@ -10,7 +10,8 @@ from random import Random
 
 import pytest
 
-from baton.engine.protocol.messages import EngineLoad, StepEvents, StoredBlocks
+from baton.engine.protocol.cache_messages import StoredBlocks
+from baton.engine.protocol.messages import EngineLoad, StepEvents
 from baton.runtime.discovery.discover import FixedMembers
 from baton.runtime.discovery.members import Discovery, Member
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import pytest
 
-from baton.engine.protocol.messages import EngineLoad, StepEvents, StoredBlocks
+from baton.engine.protocol.cache_messages import StoredBlocks
+from baton.engine.protocol.messages import EngineLoad, StepEvents
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.newer_peer import from_the_future
@@ -474,5 +475,22 @@ def test_a_worker_that_leaves_says_last_what_it_did_until_then() -> None:
         [last] = await drain(subscription)
         assert last.load.totals.uptime_us == 7
         assert await drain(subscription) == []
+
+    subscribed(scenario)
+
+
+def test_adapters_are_told_to_each_router_and_again_when_they_change() -> None:
+    served = [worker_pb2.AdapterList(), worker_pb2.AdapterList()]
+
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        worker.log.serve_adapters(served[0])
+        await after_start(worker, subscription)
+        assert "adapters" not in kinds(await drain(subscription))
+        worker.log.serve_adapters(served[1])
+        assert "adapters" in kinds(await drain(subscription))
+        with worker.log.subscribe() as other:
+            assert kinds(await drain(other)) == ["register"]
+            worker.answer()
+            assert "adapters" in kinds(await drain(other))
 
     subscribed(scenario)

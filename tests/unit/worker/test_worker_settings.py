@@ -40,6 +40,16 @@ def test_several_ranks_are_for_vllm_and_one_that_hangs_ends_the_worker_soon() ->
         load(model="m", tensor_parallel="2")
 
 
+def test_adapters_are_for_the_engine_that_has_them() -> None:
+    asked = load(model="m", engine="vllm", adapters="/adapters", adapter_slots="3")
+    assert "--adapter-slots 3 --adapter-rank 16" in " ".join(asked.core_arguments())
+    assert "adapter" not in " ".join(load(model="m", engine="vllm").core_arguments())
+    with pytest.raises(SettingsError, match="adapters are for engine vllm only"):
+        load(model="m", adapters="/adapters")
+    with pytest.raises(SettingsError, match="adapter_rank 17"):
+        load(model="m", engine="vllm", adapter_rank="17")
+
+
 def test_a_worker_without_a_model_does_not_start() -> None:
     with pytest.raises(SettingsError, match="BATON_WORKER_MODEL: not set"):
         load()

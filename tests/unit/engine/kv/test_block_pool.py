@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.kv.block_pool import BlockPool, KvEventLog
-from baton.engine.protocol.messages import StoredBlocks
+from baton.engine.protocol.cache_messages import StoredBlocks
 
 ROOT = b"r" * 16
 
