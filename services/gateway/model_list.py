@@ -3,7 +3,8 @@
 Beyond OpenAI's fields: vLLM's `max_model_len` (the tokens that prompt and answer may have
 together), what the model can be asked for, and the syntaxes in which it writes calls and reasoning.
 These are in the model's files, and left out while no tokenizer gives them. The engines that compute
-it, and the parameters that those refuse, are what its workers say.
+it, and the parameters that those refuse, are what its workers say. A LoRA adapter names the model
+that it is computed with as its `parent`, as vLLM has it.
 """
 
 from collections.abc import Iterable, Set
@@ -57,6 +58,8 @@ class ModelCards:
         if not models:
             return card
         card["engines"] = sorted({engine for model in models for engine in model.engines})
+        if models[0].base:
+            card["parent"] = models[0].base
         lacking = frozenset().union(*(model.unsupported for model in models))
         card["unsupported_parameters"] = sorted(lacking - _ENDPOINTS)
         return {**card, **await self._abilities(models)} if knows_files else card

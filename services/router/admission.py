@@ -169,6 +169,10 @@ class AdmissionView:
             num_waiting=worker.load.num_waiting,
             kv_usage=1 - worker.load.num_blocks_free / worker.registration.num_blocks,
             totals=worker.load.totals,
+            adapters=[
+                router_pb2.Adapter(name=name, fingerprint=fingerprint)
+                for name, fingerprint in worker.adapters.items()
+            ],
         )
 
 

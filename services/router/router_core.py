@@ -84,7 +84,9 @@ class RouterCore:
             self._announce(self._at(endpoint), "worker_draining")
         if kind == "snapshot" and not report.snapshot.more:
             self._admission_log.notify()  # a new router may be ready now
-        if kind in ("register", "load", "snapshot"):
+        if kind == "adapters":
+            self._announce(self._at(endpoint), "worker_adapters")
+        if kind in ("register", "load", "snapshot", "adapters"):
             self._wake_queues(self._at(endpoint))
         return ack
 

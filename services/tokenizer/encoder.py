@@ -118,7 +118,9 @@ class _PromptEncoding:
         token_ids = self._given(prompt) if isinstance(prompt, bytes) else self._encoded(prompt)
         self._timer.mark("encode")
         request = self._request
-        root = prefix_hash.root_hash(request.model_fp, request.block_size, request.cache_key)
+        root = prefix_hash.root_hash(
+            request.model_fp, request.block_size, request.cache_key, request.adapter
+        )
         hashes = prefix_hash.block_hashes(root, token_ids, request.block_size, request.cache_key)
         return tokenizer_pb2.EncodeResponse(token_ids=token_ids, block_hashes=hashes)
 

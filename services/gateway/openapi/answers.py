@@ -309,6 +309,7 @@ class ModelCard(Struct):
     created: int
     owned_by: str
     max_model_len: int
+    parent: str | UnsetType = UNSET
     capabilities: dict[str, bool] | UnsetType = UNSET
     engines: list[str] | UnsetType = UNSET
     unsupported_parameters: list[str] | UnsetType = UNSET

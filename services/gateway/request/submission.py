@@ -122,6 +122,7 @@ def encode_request(valid: ValidRequest, cache_key: bytes) -> tokenizer_pb2.Encod
         cache_key=cache_key,
         block_size=model.block_size,
         max_prompt_tokens=most_prompt_tokens(valid.request, model) if is_prompt else 0,
+        adapter=model.adapter,
     )
     if isinstance(prompt, ChatMessages):
         encode.chat.messages_json = prompt.messages_json
@@ -177,6 +178,7 @@ class Submission:
             poison_fingerprint=self._fingerprint,
             session=self._session,
             needs=self._needs(),
+            adapter=self._job.model.adapter,
         )
 
     def submit_frame(self, pick: router_pb2.PickResponse) -> worker_pb2.Submit:
@@ -202,6 +204,7 @@ class Submission:
             is_quiet=pick.is_quiet,
             prefill_endpoint=pick.prefill.endpoint if pick.HasField("prefill") else "",
             pools=job.request.vector is not None,
+            adapter=job.model.adapter,
         )
         submit.sampling.num_prompt_logprobs = self._num_prompt_logprobs()
         return submit
@@ -256,7 +259,7 @@ def _fingerprint(job: Job, sampling: sampling_pb2.Sampling, server_secret: bytes
         repeated.seed = 0  # drawn anew for each repeat
     parts = (
         job.principal.tenant.encode(),
-        job.model.model_fp.encode(),
+        (job.model.model_fp + job.model.adapter).encode(),
         job.prompt.token_ids,
         repeated.SerializeToString(deterministic=True),
     )

@@ -34,7 +34,7 @@ class FallbackPicker:
 
     def pick(self, request: router_pb2.PickRequest) -> router_pb2.PickResponse:
         """A worker, chosen without a router. Raises Unavailable."""
-        ready = self._ready.of(request.model_fp)
+        ready = self._ready.of(request.model_fp, request.adapter)
         fit = [w for w in ready if self._num_open(w.worker_id) is not None]
         others = [w for w in fit if w.worker_id not in request.exclude_worker_ids]
         # Only a router's quarantine keeps a request that kills cores away from them.

@@ -6,9 +6,10 @@ no router answers. Knows nothing of requests.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 
 from baton.system.clock import Clock
 from baton.wire.failures import ModelNotFound, Unavailable, did_you_mean, quoted
@@ -50,12 +51,16 @@ class ServedModel:
     engines: tuple[str, ...] = ()
     # Parameters that none of its workers serves.
     unsupported: frozenset[str] = frozenset()
+    # Of a LoRA adapter: its fingerprint, and the name of the model that it is computed with.
+    adapter: str = ""
+    base: str = ""
 
     @classmethod
-    def of(cls, state: router_pb2.ModelState) -> "ServedModel":
-        decode = router_pb2.WORKER_ROLE_DECODE
-        ready = [w for w in state.workers if w.role == decode and w.ready and not w.draining]
-        return cls(
+    def all_of(cls, state: router_pb2.ModelState) -> "list[ServedModel]":
+        """The model, and each of its adapters: to clients that is a model, too."""
+        decodes = [w for w in state.workers if w.role == router_pb2.WORKER_ROLE_DECODE]
+        ready = [w for w in decodes if w.ready and not w.draining]
+        model = cls(
             model_fp=state.model_fp,
             name=state.name,
             revision=state.revision,
@@ -67,6 +72,16 @@ class ServedModel:
             engines=tuple(state.engines),
             unsupported=frozenset(state.unsupported),
         )
+        known = Counter((a.name, a.fingerprint) for worker in ready for a in worker.adapters)
+        for worker in decodes:
+            known.update({(a.name, a.fingerprint): 0 for a in worker.adapters})
+        return [
+            model,
+            *(
+                replace(model, name=name, base=model.name, adapter=adapter, num_ready_decode=number)
+                for (name, adapter), number in known.items()
+            ),
+        ]
 
 
 def parse_aliases(entries: Iterable[str]) -> dict[str, list[AliasTarget]]:
@@ -97,10 +112,14 @@ class ModelDirectory:
         self._known_names: dict[str, float] = {}
 
     def update(self, states: Iterable[router_pb2.ModelState]) -> None:
-        """Take in the router's view, at most MAX_MODELS models of it."""
+        """Take in the router's view, at most MAX_MODELS models of it. An adapter that has the name
+        of a model is left out."""
         by_name: dict[str, list[ServedModel]] = {}
-        for state in list(states)[:MAX_MODELS]:
-            by_name.setdefault(state.name, []).append(ServedModel.of(state))
+        states = list(states)[:MAX_MODELS]
+        names = {state.name for state in states}
+        for model in chain.from_iterable(map(ServedModel.all_of, states)):
+            if not model.adapter or model.name not in names:
+                by_name.setdefault(model.name, []).append(model)
         self._by_name = by_name
         now = self._clock.now()
         older = (

@@ -15,13 +15,20 @@ class ReadyWorkers:
         """Take in the routers' view."""
         self._ready = {model.model_fp: _ready_decode(model) for model in models}
 
-    def of(self, model_fp: str) -> Sequence[router_pb2.WorkerState]:
-        """The ready decode workers of one model; empty when there is none."""
-        return self._ready.get(model_fp, ())
+    def of(self, model_fp: str, adapter: str = "") -> Sequence[router_pb2.WorkerState]:
+        """The ready decode workers of one model, that serve the adapter if there is one; empty when
+        there is none."""
+        ready = self._ready.get(model_fp, ())
+        return [each for each in ready if _serves(each, adapter)] if adapter else ready
 
-    def has_another(self, model_fp: str, worker_id: str) -> bool:
-        """True when a decode worker other than this one was ready for the model."""
-        return any(worker.worker_id != worker_id for worker in self.of(model_fp))
+    def has_another(self, model_fp: str, worker_id: str, adapter: str = "") -> bool:
+        """True when a decode worker other than this one was ready for the model, and its adapter
+        if there is one."""
+        return any(worker.worker_id != worker_id for worker in self.of(model_fp, adapter))
+
+
+def _serves(worker: router_pb2.WorkerState, adapter: str) -> bool:
+    return any(each.fingerprint == adapter for each in worker.adapters)
 
 
 def _ready_decode(model: router_pb2.ModelState) -> list[router_pb2.WorkerState]:

@@ -69,12 +69,13 @@ PassOn = Callable[[float], float | None]
 
 @dataclass(frozen=True, slots=True)
 class AttemptKey:
-    """The names of an attempt: its handle on its link; its request, epoch and model."""
+    """The names of an attempt: its handle on its link; its request, epoch, model and adapter."""
 
     handle: int
     request_id: str
     epoch: int
     model_fp: str
+    adapter: str = ""
 
 
 class Wakeup:
@@ -220,7 +221,9 @@ class Attempt:
         give: Callable[["Attempt", int, int], None],
         cancel: Callable[["Attempt", int | None], None],
     ) -> None:
-        self.key = AttemptKey(submit.handle, submit.request_id, submit.epoch, submit.model_fp)
+        self.key = AttemptKey(
+            submit.handle, submit.request_id, submit.epoch, submit.model_fp, submit.adapter
+        )
         self._clock = clock
         # Why the worker refused or lost the attempt; the first failure stands.
         self.failure: BatonError | None = None

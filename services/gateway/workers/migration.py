@@ -48,11 +48,11 @@ class MigrationLimiter:
 
 
 class EarlyMigration:
-    """Migrates streams off a worker that drains. `has_another(model_fp, worker_id)`: another worker
-    than this one would take the model's streams."""
+    """Migrates streams off a worker that drains. `has_another(model_fp, worker_id, adapter)`:
+    another worker would take streams of the model, and of its adapter if that is not empty."""
 
     def __init__(
-        self, rng: random.Random, has_another: Callable[[str, str], bool], clock: Clock
+        self, rng: random.Random, has_another: Callable[[str, str, str], bool], clock: Clock
     ) -> None:
         self._rng = rng
         self._has_another = has_another
@@ -72,5 +72,6 @@ class EarlyMigration:
             for attempt in attempts:
                 await asyncio.sleep(self._rng.uniform(0, 2 * pause_s))
                 is_late = (attempt.left_s() or 0.0) > cut_s - self._clock.now()
-                if is_late and self._has_another(attempt.key.model_fp, worker_id):
+                key = attempt.key
+                if is_late and self._has_another(key.model_fp, worker_id, key.adapter):
                     attempt.abandon(Unavailable("the worker drains", reason="draining"))

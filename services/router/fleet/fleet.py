@@ -173,6 +173,12 @@ class Fleet:
             worker.draining = draining
             self._changed(worker)
 
+    def serve_adapters(self, endpoint: str, adapters: Mapping[str, str]) -> None:
+        """Note the adapters that the worker serves from now on, fingerprints by name."""
+        worker = self._workers[endpoint]
+        worker.adapters = adapters
+        worker.num_changes += 1
+
     def lose(self, endpoint: str) -> bool:
         """Note that the stream to this worker broke. Returns whether that is news."""
         self.met(endpoint)

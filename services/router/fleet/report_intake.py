@@ -16,7 +16,7 @@ from baton.wire.v1 import worker_pb2
 from services.router import instruments
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.prefix_index import PrefixIndex, hashes_of
-from services.router.fleet.reported import load_of, registration_of
+from services.router.fleet.reported import adapters_of, load_of, registration_of
 from services.router.fleet.worker import Worker
 
 # Entries that count no more leave the memory with each report, so many at once.
@@ -171,6 +171,8 @@ class ReportIntake:
             self.fleet.report(worker.endpoint, load, list(report.load.accepted_request_ids))
         elif kind == "draining":
             self.fleet.drain(worker.endpoint, report.draining)
+        elif kind == "adapters":
+            self.fleet.serve_adapters(worker.endpoint, adapters_of(report.adapters))
         elif kind == "snapshot":
             self._take_snapshot(stream, worker, report.snapshot)
         elif kind == "kv_events":

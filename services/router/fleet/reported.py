@@ -8,13 +8,14 @@ import math
 from dataclasses import dataclass
 
 from baton.wire.failures import Incompatible
-from baton.wire.limits import MAX_BLOCK_SIZE, MAX_ZONE_CHARS, MAX_ZONES
+from baton.wire.limits import MAX_ADAPTERS, MAX_BLOCK_SIZE, MAX_ZONE_CHARS, MAX_ZONES
 from baton.wire.protocol import agree
 from baton.wire.v1 import router_pb2, worker_pb2
 
 MAX_BLOCKS = 1 << 24
 MAX_SEQS = 1 << 20
 MAX_ENGINE_CHARS = 64
+_MAX_ADAPTER_CHARS = 256
 _MAX_TOKENS = 1 << 40
 _MAX_RATE = 1e15
 
@@ -150,6 +151,15 @@ def load_of(message: worker_pb2.Load, registration: Registration) -> ReportedLoa
         ),
         totals=message.totals,
     )
+
+
+def adapters_of(message: worker_pb2.AdapterList) -> dict[str, str]:
+    """The adapters that a worker serves, at most MAX_ADAPTERS: fingerprints by name."""
+    return {
+        each.name: each.fingerprint
+        for each in message.adapters[:MAX_ADAPTERS]
+        if each.name and 0 < len(each.fingerprint) + len(each.name) <= _MAX_ADAPTER_CHARS
+    }
 
 
 def idle_load(registration: Registration) -> ReportedLoad:

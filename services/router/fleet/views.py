@@ -31,6 +31,7 @@ class Unfit(StrEnum):
     STALE = "stale"  # connected, without a recent report
     EXCLUDED = "excluded"  # it refused or failed this request before
     UNSUPPORTED = "unsupported"  # its engine does not serve a parameter of this request
+    NO_ADAPTER = "no adapter"  # it does not serve the LoRA adapter of this request
     RESERVED = "kept"  # reserved for the first request in line
 
 

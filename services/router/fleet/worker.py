@@ -8,7 +8,7 @@ about other workers.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -119,8 +119,8 @@ class Worker:
     """One address, and the worker that last registered there.
 
     It is one row of the table of workers, with a column for each thing that a pick reads. At
-    `changed_at` it last became fit or unfit, other than by silence; `num_changes` counts that.
-    Since `gone_since` it has been lost and not listed.
+    `changed_at` it last became fit or unfit, other than by silence; `num_changes` counts that, and
+    each time that it serves other adapters. Since `gone_since` it has been lost and not listed.
     """
 
     endpoint: str
@@ -135,10 +135,16 @@ class Worker:
     leases: SlotLeases = field(default_factory=SlotLeases)
     health: Health = field(default_factory=Health)
     measured_at: MeasuredAt = field(default_factory=MeasuredAt)
+    # Fingerprints by name.
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def measured(self) -> Measured:
         return Measured(self.load, self.measured_at)
+
+    def serves_adapter(self, fingerprint: str) -> bool:
+        """The worker serves this adapter; every worker serves none."""
+        return not fingerprint or fingerprint in self.adapters.values()
 
     @property
     def is_stalled(self) -> bool:

@@ -21,8 +21,8 @@ class PickRequest(NamedTuple):
     """A request's pick as the gateway asked for it, checked.
 
     Its first token is due at `due_at`; infinite where the client set no time. `needs` are the
-    parameters that not every engine serves. It has more than ten
-    attributes because it has those of the message.
+    parameters that not every engine serves; `adapter` is the fingerprint of its LoRA adapter, or
+    empty. It has more than ten attributes because it has those of the message.
     """
 
     request_id: str
@@ -39,6 +39,7 @@ class PickRequest(NamedTuple):
     arrived_at: float
     due_at: float
     needs: frozenset[str] = frozenset()
+    adapter: str = ""
 
     @classmethod
     def of(cls, request: router_pb2.PickRequest, now: float, left_s: float = math.inf) -> Self:
@@ -68,7 +69,13 @@ class PickRequest(NamedTuple):
             arrived_at=now,
             due_at=now + left_s,
             needs=frozenset(request.needs),
+            adapter=request.adapter,
         )
+
+    @property
+    def is_picky(self) -> bool:
+        """Not every worker of the model may serve it."""
+        return bool(self.needs or self.adapter)
 
     def covers(self, other: Self) -> bool:
         """Return whether `other` will find no room where this request finds none.
@@ -82,6 +89,7 @@ class PickRequest(NamedTuple):
             and self.num_prompt_tokens <= _MUCH * other.num_prompt_tokens
             and self.excluded <= other.excluded
             and self.needs <= other.needs
+            and self.adapter in ("", other.adapter)
             and (self.local_prefill or not other.local_prefill)
         )
 

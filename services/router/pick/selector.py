@@ -100,7 +100,7 @@ class Selector:
             return None
         if not self._fleet.has_met_all():
             return None
-        if request.needs:
+        if request.is_picky:
             engines.check_served(self._fleet, request)
         reserved = None if is_first else self._reserved.of_model(request.model_fp)
         outcome = self._pick(request, reserved, is_quiet)
@@ -211,7 +211,8 @@ class Selector:
         decodes = self._fleet.of_model(request.model_fp, DECODE)
         prefills = self._fleet.of_model(request.model_fp, PREFILL)
         isolated = self._fleet.is_isolated()
-        mode, max_local_tokens = self._prefill_mode(prefills, isolated)
+        able = engines.with_adapter(prefills, request) if request.adapter else prefills
+        mode, max_local_tokens = self._prefill_mode(able, isolated)
         if request.local_prefill:
             mode, max_local_tokens = PrefillMode.LOCAL, None
         demand = Demand(
@@ -263,7 +264,7 @@ class Selector:
         kept_away = self._reserved.kept_away(
             request.model_fp, reserved, has_begun=request.has_begun
         )
-        if request.needs:
+        if request.is_picky:
             kept_away |= engines.lacking(self._fleet, request)
         for worker_id in request.excluded:
             worker = self._fleet.known(worker_id)

@@ -141,7 +141,7 @@ async def rig() -> AsyncIterator[Rig]:
         make_parts(client, worker_id="decode-1", role=router_pb2.WORKER_ROLE_DECODE, clock=clock)
     )
     server = await start_server("127.0.0.1:0", front.register, link=True)
-    migration = EarlyMigration(random.Random(1), lambda model_fp, worker_id: False, clock)
+    migration = EarlyMigration(random.Random(1), lambda *_: False, clock)
     links = WorkerLinks(dial_worker, "gateway-1-life", clock, migration)
     async with contextlib.AsyncExitStack() as undo:
         undo.push_async_callback(server.stop, 1.0)

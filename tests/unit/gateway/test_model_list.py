@@ -100,3 +100,16 @@ def test_a_list_without_a_tokenizer_has_names_and_rooms() -> None:
         assert "capabilities" not in card
 
     simulate(scenario)
+
+
+def test_the_card_of_an_adapter_names_its_base() -> None:
+    def prepare(fleet: Fleet) -> None:
+        fleet.router.models[0].workers[0].adapters.add(name="poems", fingerprint="a1")
+
+    async def scenario(fleet: Fleet) -> None:
+        found = await cards(fleet)
+        assert found["poems"]["parent"] == "demo"
+        assert found["poems"]["capabilities"] == found["demo"]["capabilities"]
+        assert "parent" not in found["demo"]
+
+    simulate(scenario, prepare=prepare)

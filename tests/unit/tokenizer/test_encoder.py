@@ -95,6 +95,18 @@ async def test_other_tenants_key_gives_the_same_ids_and_no_equal_hash(chatml: Se
     assert not hashes[0] & hashes[1]
 
 
+async def test_an_adapter_gives_the_same_ids_and_no_equal_hash(chatml: ServedModel):
+    fields = {"text": "so la ti " * 20, "block_size": 4}
+    asked = [request(chatml, **fields, adapter=name) for name in ("", "a1", "a2")]
+    answers = [await encoder(chatml).encode(each) for each in asked]
+    assert len({answer.token_ids for answer in answers}) == 1
+    root = prefix_hash.root_hash(chatml.folder.fingerprint, 4, KEY, "a1")
+    expected = prefix_hash.block_hashes(root, answers[1].token_ids, 4, KEY)
+    hashes = [set(prefix_hash.split_hashes(answer.block_hashes)) for answer in answers]
+    assert answers[1].block_hashes == expected
+    assert len(set.union(*hashes)) == sum(map(len, hashes))
+
+
 async def test_stages_are_named_and_add_up(chatml: ServedModel):
     stages = (await encoder(chatml).encode(request(chatml, chat=chat("hi")))).stages
     assert [stage.name for stage in stages] == ["queue", "template", "encode", "hash"]

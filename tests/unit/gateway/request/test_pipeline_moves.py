@@ -21,3 +21,23 @@ def test_only_a_stream_that_has_begun_asks_to_go_before_others() -> None:
         assert [pick.has_begun for pick in fleet.router.picked] == [False, False, True]
 
     simulate(scenario)
+
+
+def test_a_request_has_its_adapter_in_every_attempt_and_at_the_tokenizer() -> None:
+    def prepare(fleet: Fleet) -> None:
+        for worker in fleet.router.models[0].workers:
+            worker.adapters.add(name="poems", fingerprint="a1")
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.workers["w1"].refusal = Unavailable("gone", reason="worker_lost")
+        await fleet.chat(RecordingSink(), model="poems")
+        assert [pick.adapter for pick in fleet.router.picked] == ["a1", "a1"]
+        submits = [each for worker in fleet.workers.values() for each in worker.submits]
+        assert [submit.adapter for submit in submits] == ["a1", "a1"]
+        assert [each.adapter for each in fleet.tokenizer.encoded] == ["a1"]
+        suspicious = {pick.poison_fingerprint for pick in fleet.router.picked}
+        await fleet.chat(RecordingSink(), model="demo")
+        assert fleet.router.picked[-1].adapter == ""
+        assert fleet.router.picked[-1].poison_fingerprint not in suspicious
+
+    simulate(scenario, prepare=prepare)

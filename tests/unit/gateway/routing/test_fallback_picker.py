@@ -68,3 +68,12 @@ def test_another_worker_is_one_that_is_not_this_one() -> None:
     assert view.has_another("m1", "b")
     assert not view.has_another("m1", "a")
     assert not view.has_another("m2", "a")
+
+
+def test_only_workers_with_the_adapter_are_asked_for_it() -> None:
+    poems = [router_pb2.Adapter(name="poems", fingerprint="a1")]
+    view = view_of({"a": 0, "b": 9, "c": 0}, b={"adapters": poems})
+    assert picks(view, adapter="a1") == {"b"}
+    known = ready("abc", b={"adapters": poems})
+    assert known.has_another("m1", "a", "a1")
+    assert not known.has_another("m1", "b", "a1")

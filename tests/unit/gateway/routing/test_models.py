@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -122,3 +123,35 @@ def test_a_name_is_listed_with_the_room_that_every_target_has() -> None:
     names = directory("ab=a", "ab=b")
     names.update([model_state("a", "f1"), model_state("b", "f2", max_model_len=64)])
     assert names.listed([]) == {"a": model_state().max_model_len, "ab": 64, "b": 64}
+
+
+def serving(*adapters: tuple[str, str], ready: bool = True, name: str = "demo") -> Any:
+    state = model_state(name, model_fp=f"fp-{name}", ready=ready)
+    for adapter, fingerprint in adapters:
+        state.workers[0].adapters.add(name=adapter, fingerprint=fingerprint)
+    return state
+
+
+def test_an_adapter_is_a_model_of_its_own_with_a_base() -> None:
+    names = directory("verse=poems")
+    names.update([serving(("poems", "a1"), ("code", "a2"))])
+    poems = names.resolve("verse", [])
+    assert (poems.name, poems.base, poems.adapter) == ("poems", "demo", "a1")
+    assert poems.model_fp == names.resolve("demo", []).model_fp
+    assert names.resolve("demo", []).adapter == ""
+    assert list(names.listed([])) == ["code", "demo", "poems", "verse"]
+    with pytest.raises(ModelNotFound):
+        names.resolve("poems", ["demo"])
+
+
+def test_an_adapter_without_a_ready_worker_is_known_and_away() -> None:
+    names = directory()
+    names.update([serving(("poems", "a1"), ready=False)])
+    with pytest.raises(Unavailable):
+        names.resolve("poems", [])
+
+
+def test_an_adapter_does_not_take_the_name_of_a_model() -> None:
+    names = directory()
+    names.update([serving(("other", "a1")), serving(name="other")])
+    assert names.resolve("other", []).model_fp == "fp-other"

@@ -589,7 +589,7 @@ def test_a_worker_that_never_says_hello_is_lost() -> None:
         async def dial(endpoint: str) -> MemoryStream:
             return near
 
-        migration = EarlyMigration(random.Random(1), lambda model_fp, worker_id: False, clock)
+        migration = EarlyMigration(random.Random(1), lambda *_: False, clock)
         links = WorkerLinks(dial, "gw-1", clock, migration)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(links.run())
