@@ -62,6 +62,8 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--tp", type=int, default=1, metavar="N", help=help_text)
     help_text = "ranks of each prefill worker, where they are not as many (--tp)"
     up.add_argument("--prefill-tp", type=int, default=None, metavar="N", help=help_text)
+    help_text = "a LoRA adapter, served under this name by --engine vllm; repeatable"
+    up.add_argument("--lora", action="append", default=[], metavar="NAME=FOLDER", help=help_text)
     help_text = "of weights and KV cache; auto: the checkpoint's, float32 for float16"
     up.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help=help_text
@@ -94,6 +96,7 @@ def _up(arguments: argparse.Namespace) -> int:
     with home.lock():
         options = _options(arguments)
         _require_memory(options)
+        models.link_adapters(home.adapters, options.worker.adapters)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         return asyncio.run(_run(home, plan.make(home, options)))
 
@@ -102,7 +105,8 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
     _check_numbers(arguments)
     port = _port(arguments.port)
     served = models.resolve(arguments.model)
-    _check_aliases(arguments.alias, [model.name for model in served])
+    names = [entry.partition("=")[0] for entry in arguments.lora]
+    _check_aliases(arguments.alias, [*names, *(model.name for model in served)])
     return plan.Options(
         models=served,
         aliases=_aliases(arguments, [model.name for model in served]),
@@ -122,11 +126,19 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
             _engine_python(arguments.engine),
             arguments.tp,
             arguments.prefill_tp,
+            _adapters(arguments, served),
         ),
         port=port,
         spans_forward_to=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
         edge=arguments.edge,
     )
+
+
+def _adapters(arguments: argparse.Namespace, served: list[LocalModel]) -> dict[str, Path]:
+    """The adapters of the one model. Raises StartFailed and ModelNotFound."""
+    if arguments.lora and (arguments.engine != "vllm" or len(served) > 1):
+        raise StartFailed("--lora is for --engine vllm and one --model, to which it belongs")
+    return models.resolve_adapters(arguments.lora, served[0].name)
 
 
 def _engine_python(engine: str) -> str:

@@ -57,6 +57,7 @@ class Home:
         self.outbox = self.root / "outbox"
         self.handoff = self.root / "handoff"
         self.workers = self.root / "workers"
+        self.adapters = self.root / "adapters"
         self.spans = self.root / "spans.db"
         self._state = self.root / "state.json"
 

@@ -7,11 +7,12 @@ under the names that each service declares in its settings.py.
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from baton.localstack import redis_server
 from baton.localstack.edge import ENVOY, EdgePorts, edge_services, require_envoy
 from baton.localstack.home import Home
-from baton.localstack.models import LocalModel
+from baton.localstack.models import LocalModel, largest_rank
 from baton.localstack.ports import LOOPBACK, PortTaken, free_ports, is_free
 from baton.localstack.supervisor import ServiceSpec
 from baton.runtime import peer_tls
@@ -56,6 +57,8 @@ class WorkerOptions:
     engine_python: str = ""  # empty = this interpreter
     tensor_parallel: int = 1
     prefill_tensor_parallel: int | None = None  # None = as the others
+    # Their folders by name.
+    adapters: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +335,15 @@ def _add_workers(builder: _Builder, model: LocalModel, options: Options) -> list
                 "handoff_dir": str(builder.home.handoff),
                 "state_dir": str(builder.home.workers),
                 **options.worker_settings(role),
+                **_adapter_settings(builder.home, options.worker.adapters),
             }
             module = f"services.{role}_worker"
             endpoints.append(builder.add(name, module, _STOP_WORKERS, settings))
     return endpoints
+
+
+def _adapter_settings(home: Home, adapters: Mapping[str, Path]) -> dict[str, str]:
+    if not adapters:
+        return {}
+    rank = largest_rank(adapters.values())
+    return {"adapters": str(home.adapters), "adapter_rank": str(rank)}

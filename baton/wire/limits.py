@@ -40,6 +40,8 @@ def num_extra_slots(num_slots: int) -> int:
 # --- LoRA adapters, at the workers and the router ---
 # Those that one worker serves; more are left aside.
 MAX_ADAPTERS = 256
+# The largest rank of a worker's adapters is one of these, which vLLM knows.
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 # --- zones, at the router and the workers ---
 MAX_ZONE_CHARS = 64

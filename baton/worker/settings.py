@@ -7,13 +7,12 @@ from typing import Literal
 
 from baton.system.byte_size import parse_bytes
 from baton.worker.core_watch import WatchLimits
+from baton.wire.limits import ADAPTER_RANKS
 from baton.worker.transports import HandoffOptions
 
 ENVIRONMENT_PREFIX = "BATON_WORKER_"
 AUTO = "auto"
 MAX_SPECULATION_TOKENS = 32
-# Those that vLLM knows.
-_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +118,8 @@ class Settings:
             raise ValueError("deterministic is for device cpu only")
         if self.adapters is not None and self.engine != "vllm":
             raise ValueError("adapters are for engine vllm only")
-        if self.adapter_rank not in _ADAPTER_RANKS:
-            raise ValueError(f"adapter_rank {self.adapter_rank} is none of {_ADAPTER_RANKS}")
+        if self.adapter_rank not in ADAPTER_RANKS:
+            raise ValueError(f"adapter_rank {self.adapter_rank} is none of {ADAPTER_RANKS}")
         if self.block_size not in (None, 16, 32, 64):
             raise ValueError(f"block_size {self.block_size} is none of 16, 32, 64")
         if self.max_step_tokens < self.max_batch:

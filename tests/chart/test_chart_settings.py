@@ -316,3 +316,23 @@ def test_the_folder_of_a_claim_is_one_that_its_readers_open_themselves() -> None
     ]
     assert [m["mountPath"] for m in mounts].count("/models/qwen3-0-6b") == 2
     assert not any("subPath" in mount for mount in mounts)
+
+
+def test_workers_of_a_model_see_its_folder_of_adapters() -> None:
+    model = {
+        "name": "large",
+        "source": {"volume": {"claim": "models", "path": "large"}},
+        "sizeGiB": 1,
+        "lora": {"claim": "adapters", "path": "of-large"},
+    }
+    pools = {"settings": {"engine": "vllm", "adapter_slots": 3}}
+    objects = render({"models": [model], "poolDefaults": pools})
+    for workload in of_component(objects, "prefill", "decode"):
+        own = variables(workload)
+        assert own["BATON_WORKER_ADAPTERS"] == "/adapters/of-large"
+        assert (own["BATON_WORKER_ENGINE"], own["BATON_WORKER_ADAPTER_SLOTS"]) == ("vllm", "3")
+        pod = pod_of(workload)["spec"]
+        (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "adapters"]
+        assert (mount["mountPath"], mount["readOnly"]) == ("/adapters", True)
+        (volume,) = [each for each in pod["volumes"] if each["name"] == "adapters"]
+        assert volume["persistentVolumeClaim"] == {"claimName": "adapters"}

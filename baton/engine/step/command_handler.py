@@ -1,6 +1,7 @@
 """Applies the front's commands to the engine's state between two steps."""
 
 from baton.engine.kv.block_manager import PrefixMatch
+from baton.engine.protocol.adapter_messages import ServeAdapters
 from baton.engine.protocol.cache_messages import SnapshotHashes
 from baton.engine.protocol.device_messages import DeviceCommand
 from baton.engine.protocol.messages import (
@@ -48,6 +49,8 @@ class CommandHandler:
             self._state.wants_snapshot = True
         elif isinstance(command, Probe):
             self._state.wants_probe = True
+        elif isinstance(command, ServeAdapters):
+            assert not command.adapters, "the front knows that this engine serves none"
         elif isinstance(command, DeviceCommand):
             assert self._state.device is not None, "the front knows whether there is one"
             self._state.device.apply(command)

