@@ -277,14 +277,12 @@ class ReportSubscription:
         return self._log.draining and self._draining_seq is None
 
     def _collect(self) -> list[worker_pb2.Report]:
-        reports = self._snapshot_reports() + self._kv_reports() + self._digest_reports()
+        # A new router takes a worker for ready when it has its snapshot: adapters come before that.
+        reports = self._adapter_reports() + self._snapshot_reports()
+        reports += self._kv_reports() + self._digest_reports()
         if self._must_report_draining:
             reports.append(self._report(draining=True))
             self._draining_seq = self._seq
-        if self._log.adapters is not self._reported_adapters:
-            self._reported_adapters = self._log.adapters
-            self._seq += 1
-            reports.append(worker_pb2.Report(seq=self._seq, adapters=self._log.adapters))
         load = worker_pb2.Load()
         load.CopyFrom(self._log.load)
         load.totals.CopyFrom(self._log.totals())
@@ -293,6 +291,13 @@ class ReportSubscription:
         self._reported_load = self._log.load
         reports.append(self._report(load=load))
         return reports
+
+    def _adapter_reports(self) -> list[worker_pb2.Report]:
+        if self._log.adapters is self._reported_adapters:
+            return []
+        self._reported_adapters = self._log.adapters
+        self._seq += 1
+        return [worker_pb2.Report(seq=self._seq, adapters=self._log.adapters)]
 
     def _snapshot_reports(self) -> list[worker_pb2.Report]:
         taken = self._cursor.pop_snapshot()

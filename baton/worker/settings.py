@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from baton.system.byte_size import parse_bytes
-from baton.worker.core_watch import WatchLimits
 from baton.wire.limits import ADAPTER_RANKS
+from baton.worker.core_watch import WatchLimits
 from baton.worker.transports import HandoffOptions
 
 ENVIRONMENT_PREFIX = "BATON_WORKER_"
