@@ -28,7 +28,7 @@ GREEDY = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """One adapter more than there are places."""
     root = tmp_path_factory.mktemp("adapters")
-    numbers = range(NUM_ADAPTER_SLOTS + 1)
+    numbers = range(1, NUM_ADAPTER_SLOTS + 2)
     return [write_adapter(root / str(number), MODEL, seed=number) for number in numbers]
 
 

@@ -31,7 +31,7 @@ class VllmStack(Stack):
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     options = ["--engine", "vllm", "--dtype", "float32", "--kv-memory", "32MiB", "--max-batch", "8"]
-    for number, name in enumerate(ADAPTERS):
+    for number, name in enumerate(ADAPTERS, 1):
         folder = write_adapter(tmp_path_factory.mktemp(name), MODEL, seed=number)
         options += ["--lora", f"{name}={folder}"]
     stack = VllmStack(tmp_path_factory.mktemp("vllm") / "home", *options)
