@@ -8,10 +8,10 @@ worked out that has not changed. Decides nothing.
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, auto
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from operator import or_
 
 import numpy as np
@@ -218,10 +218,10 @@ class PoolColumns:
         self._figures[:, row] = (*self._leased(worker), *self._own(worker))
         self._note_expiry(row)
 
-    def note_leases(self, row: int) -> None:
-        """Take over what the worker's slot leases change, when it is read: a peer's news and their
-        end change some rows many times."""
-        self._leases_changed.add(row)
+    def on_leases(self, row: int) -> Callable[[], None]:
+        """Return what notes that the worker's slot leases have changed. They are taken over when
+        the row is read: a peer's news and their end change some rows many times."""
+        return partial(self._leases_changed.add, row)
 
     def _write_leases(self) -> None:
         for row in self._leases_changed:

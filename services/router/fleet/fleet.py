@@ -7,7 +7,6 @@ queues.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from functools import partial
 
 from baton.system.clock import Clock
 from baton.wire.failures import Incompatible
@@ -61,8 +60,8 @@ class Fleet:
         # Counts the registrations of new processes, the workers that were forgotten, and the
         # moment at which all were met.
         self.version = 0
-        # The workers that requests are on their way to, and until when; oldest first.
-        self._sent: dict[str, tuple[float, Sequence[Worker]]] = {}
+        # The workers that requests are on their way to, with their leases; oldest first.
+        self._sent: dict[str, Sequence[tuple[Worker, SlotLease]]] = {}
         # Of the pools that were asked for since then; and each of their workers' place.
         self._columns: dict[tuple[str, int], PoolColumns] = {}
         self._rows: dict[str, tuple[PoolColumns, int]] = {}
@@ -190,21 +189,15 @@ class Fleet:
         self._changed(worker)
         return True
 
-    def take_leases(self, request_id: str, leases: Sequence[tuple[str, SlotLease]]) -> None:
-        """Count a request that is on its way to these workers and no others, by their ids."""
+    def take_leases(self, request_id: str, leases: Sequence[tuple[Worker, SlotLease]]) -> None:
+        """Count a request that is on its way to these workers and no others."""
         if request_id in self._sent:
             self.end_leases(request_id)
-        now, sent = self._clock.now(), self._sent
-        for _ in range(_NUM_SENT_CHECKED):
-            oldest = next(iter(sent), None)
-            if oldest is None or sent[oldest][0] > now:
-                break
-            del sent[oldest]
-        workers = [self._by_id[worker_id] for worker_id, _ in leases]
-        for worker, (_, lease) in zip(workers, leases, strict=True):
+        self._forget_sent()
+        for worker, lease in leases:
             worker.leases.take(lease)
         if leases:
-            sent[request_id] = (leases[0][1].expires_at, workers)
+            self._sent[request_id] = leases
 
     def lease_end(self) -> float:
         """The time at which a lease ends that is taken now."""
@@ -212,10 +205,19 @@ class Fleet:
 
     def end_leases(self, request_id: str) -> bool:
         """End the request's leases: it is not on its way to any worker. Returns whether it was."""
-        _, workers = self._sent.pop(request_id, (0.0, ()))
-        for worker in workers:
+        leases = self._sent.pop(request_id, ())
+        for worker, _ in leases:
             worker.leases.end(request_id)
-        return bool(workers)
+        return bool(leases)
+
+    def _forget_sent(self) -> None:
+        """Forget some of the requests whose leases have ended by themselves."""
+        now, sent = self._clock.now(), self._sent
+        for _ in range(_NUM_SENT_CHECKED):
+            oldest = next(iter(sent), None)
+            if oldest is None or sent[oldest][0][1].expires_at > now:
+                break
+            del sent[oldest]
 
     def get(self, endpoint: str) -> Worker | None:
         return self._workers.get(endpoint)
@@ -334,7 +336,7 @@ class Fleet:
             pool = self._pools[key]
             self._columns[key] = columns = PoolColumns(pool, self._settings)
             for row, worker in enumerate(pool):
-                worker.leases.on_change = partial(columns.note_leases, row)
+                worker.leases.on_change = columns.on_leases(row)
                 self._rows[worker.endpoint] = (columns, row)
         return self._columns.get(key)
 

@@ -60,7 +60,10 @@ class SlotLeases:
         if not self._leases:
             self.next_expiry = lease.expires_at
         self._leases[lease.request_id] = lease
-        self._count(lease, 1)
+        self.num_sequences += lease.num_sequences
+        self.num_blocks += lease.num_blocks
+        self.num_prefill_tokens += lease.num_prefill_tokens
+        self.on_change()
 
     def end(self, request_id: str) -> None:
         """End a request's lease; unknown ids are ignored."""
@@ -70,7 +73,10 @@ class SlotLeases:
         if lease.expires_at == self.next_expiry:
             oldest = next(iter(self._leases.values()), None)
             self.next_expiry = math.inf if oldest is None else oldest.expires_at
-        self._count(lease, -1)
+        self.num_sequences -= lease.num_sequences
+        self.num_blocks -= lease.num_blocks
+        self.num_prefill_tokens -= lease.num_prefill_tokens
+        self.on_change()
 
     def accept(self, request_id: str, now: float, until_s: float) -> None:
         """The worker's own figures contain the request, also if its pick is told later."""
@@ -106,12 +112,6 @@ class SlotLeases:
         assert self.num_sequences == sum(lease.num_sequences for lease in leases)
         assert self.num_blocks == sum(lease.num_blocks for lease in leases)
         assert self.num_prefill_tokens == sum(lease.num_prefill_tokens for lease in leases)
-
-    def _count(self, lease: SlotLease, sign: int) -> None:
-        self.num_sequences += sign * lease.num_sequences
-        self.num_blocks += sign * lease.num_blocks
-        self.num_prefill_tokens += sign * lease.num_prefill_tokens
-        self.on_change()
 
 
 @dataclass(slots=True)

@@ -8,15 +8,12 @@ import math
 from collections.abc import Callable
 
 from baton.wire.key_registry import MAX_PRIORITY
-from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import peers_pb2
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.quarantine import Quarantine
-from services.router.fleet.reported import MAX_BLOCKS
 from services.router.fleet.worker import SlotLease, Worker
 from services.router.peers.placements import Row, rows_of
 from services.router.pick.on_the_way import MAX_MARKS, SentMarks
-from services.router.pick.pick_request import MAX_PROMPT_TOKENS
 from services.router.pick.selector import Selector
 from services.router.queue.fair_line import Turn
 from services.router.queue.retry_budget import RetryBudget
@@ -75,18 +72,20 @@ class PeerIntake:
     def _take_requests(self, placed: peers_pb2.Placements, names: list[str], age_s: float) -> None:
         """Count each request on its workers, and its prompt where it is going to be computed."""
         fleet, ends_at = self._fleet, self._fleet.lease_end() - age_s
-        workers = [fleet.known(name) for name in names]
+        # The last one is for places that are not there.
+        workers = [*map(fleet.known, names), None]
         for row, marks in rows_of(placed):
-            if len(row.request_id) > MAX_NAME_CHARS or max(row.decode, row.prompt) >= len(names):
+            if len(row.request_id) > MAX_NAME_CHARS:
                 continue
+            decode, prompt = workers[row.decode], workers[row.prompt]
             given = [
-                (worker.worker_id, lease)
-                for place, lease in _leases_of(row, ends_at)
-                if (worker := workers[place]) is not None and _is_on_its_way(row, worker)
+                (worker, lease)
+                for worker, lease in zip((decode, prompt), _leases_of(row, ends_at), strict=False)
+                if worker is not None and _is_on_its_way(row, worker)
             ]
             fleet.take_leases(row.request_id, given)
-            if marks and (worker := workers[row.prompt]) is not None:
-                self._expect(worker, marks, row.expected_s - age_s)
+            if marks and prompt is not None:
+                self._expect(prompt, marks, row.expected_s - age_s)
 
     def _expect(self, worker: Worker, marks: list[int], expected_s: float) -> None:
         if 0 < expected_s < math.inf:
@@ -106,18 +105,16 @@ class PeerIntake:
             self._selector.sessions.note(model_fp, session.session, known)
 
 
-def _leases_of(row: Row, ends_at: float) -> list[tuple[int, SlotLease]]:
-    """The leases of a request on its workers, by their places."""
-    num_sequences = min(row.num_sequences, MAX_CHOICES)
-    num_blocks = min(row.num_blocks, MAX_BLOCKS)
-    num_tokens = min(row.num_prefill_tokens, MAX_PROMPT_TOKENS)
-    request_id = row.request_id
-    if row.decode == row.prompt:
-        return [(row.decode, SlotLease(request_id, num_sequences, num_blocks, num_tokens, ends_at))]
-    return [
-        (row.decode, SlotLease(request_id, num_sequences, num_blocks, 0, ends_at)),
-        (row.prompt, SlotLease(request_id, num_sequences, 0, num_tokens, ends_at)),
-    ]
+def _leases_of(row: Row, ends_at: float) -> tuple[SlotLease, ...]:
+    """The leases of a request: on its decode worker, and on another one that computes its
+    prompt."""
+    request_id, decode, prompt, num_sequences, num_blocks, num_tokens, _, _ = row
+    if decode == prompt:
+        return (SlotLease(request_id, num_sequences, num_blocks, num_tokens, ends_at),)
+    return (
+        SlotLease(request_id, num_sequences, num_blocks, 0, ends_at),
+        SlotLease(request_id, num_sequences, 0, num_tokens, ends_at),
+    )
 
 
 def _is_on_its_way(row: Row, worker: Worker) -> bool:

@@ -6,9 +6,11 @@ A message for each would cost both routers about a third of a pick.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
+from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import peers_pb2
+from services.router.fleet.reported import MAX_BLOCKS
 from services.router.fleet.worker import SlotLease
-from services.router.pick.pick_request import PickRequest
+from services.router.pick.pick_request import MAX_PROMPT_TOKENS, PickRequest
 from services.router.pick.placement import Placement
 from services.router.queue.fair_line import Turn
 
@@ -91,14 +93,15 @@ def columns_of(requests: Sequence[PlacedRequest]) -> peers_pb2.Placements:
 
 
 def rows_of(placed: peers_pb2.Placements) -> Iterator[tuple[Row, list[int]]]:
-    """The requests of a message, each with its marks; not those for which a column is too short."""
+    """The requests of a message, each with its marks, and its numbers within their limits; not
+    those for which a column is too short. A worker that is not named has the place behind all."""
     columns = (
         placed.request_ids,
-        placed.decode_workers,
-        placed.prompt_workers,
-        placed.num_sequences,
-        placed.num_blocks,
-        placed.num_prefill_tokens,
+        _at_most(placed.decode_workers, len(placed.names)),
+        _at_most(placed.prompt_workers, len(placed.names)),
+        _at_most(placed.num_sequences, MAX_CHOICES),
+        _at_most(placed.num_blocks, MAX_BLOCKS),
+        _at_most(placed.num_prefill_tokens, MAX_PROMPT_TOKENS),
         placed.num_marks,
         placed.expected_s,
     )
@@ -106,6 +109,12 @@ def rows_of(placed: peers_pb2.Placements) -> Iterator[tuple[Row, list[int]]]:
     for row in map(Row._make, zip(*columns, strict=False)):
         begin, end = end, end + row.num_marks
         yield row, marks[begin:end]
+
+
+def _at_most(column: Sequence[int], most: int) -> Sequence[int]:
+    if max(column, default=0) <= most:
+        return column
+    return [min(each, most) for each in column]
 
 
 def _services(

@@ -9,8 +9,9 @@ hash covers everything before it. What was cached at the pick is the business of
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
+from itertools import count, takewhile
 from typing import NamedTuple
 
 from baton.system.clock import Clock
@@ -39,19 +40,30 @@ class SentMarks(NamedTuple):
     expected_s: float
 
 
+@dataclass(slots=True, eq=False)
+class _Coming:
+    """The blocks of a prompt on its way, of which it has the first `num_shared` in common with
+    others."""
+
+    endpoint: str
+    marks: Sequence[int]
+    num_shared: int = 0
+
+
 class PromptsOnTheWay:
     """The blocks that workers are about to cache.
 
-    Most blocks are of one prompt: those are added, and forgotten, all at once.
+    Most prompts have most of their new blocks for themselves. A hash covers everything before it:
+    so of these blocks the first one stands for all.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # The endpoint of each block that one prompt alone will leave.
-        self._alone: dict[int, str] = {}
+        # The prompts by the first block that they have for themselves.
+        self._alone: dict[int, _Coming] = {}
         # How many prompts will leave this block at each endpoint.
         self._shared: dict[int, dict[str, int]] = {}
-        self._ends: list[tuple[float, int, str, list[int]]] = []
+        self._ends: list[tuple[float, int, _Coming]] = []
         self._numbers = count()
 
     def take(self, prompt: SentPrompt, block_size: int) -> SentMarks:
@@ -65,58 +77,68 @@ class PromptsOnTheWay:
 
     def expect(self, sent: SentMarks) -> None:
         """Expect these blocks at their worker from now on."""
-        endpoint, marks, expected_s = sent
-        if self._alone.keys().isdisjoint(marks) and self._shared.keys().isdisjoint(marks):
-            self._alone.update(dict.fromkeys(marks, endpoint))
-        else:
-            for block_hash in marks:
-                self._add(block_hash, endpoint)
-        until = self._clock.now() + min(expected_s + _SLACK_S, _MAX_S)
-        heapq.heappush(self._ends, (until, next(self._numbers), endpoint, marks))
+        prompt = _Coming(sent.endpoint, sent.marks)
+        self._place(prompt)
+        until = self._clock.now() + min(sent.expected_s + _SLACK_S, _MAX_S)
+        heapq.heappush(self._ends, (until, next(self._numbers), prompt))
 
     def match(self, hashes: Sequence[int], block_size: int) -> dict[str, int]:
         """Count a prompt's first blocks that workers will have, in steps; 0 is left out."""
         self._expire()
-        alone, shared = self._alone, self._shared
-        depths: dict[str, int] = {}
-        if self._ends:
-            for num_blocks in _depths(len(hashes), block_size):
-                block_hash = hashes[num_blocks - 1]
-                if block_hash in alone:
-                    depths[alone[block_hash]] = num_blocks
-                elif block_hash in shared:
-                    depths.update(dict.fromkeys(shared[block_hash], num_blocks))
-        return depths
+        depths = _depths(len(hashes), block_size)
+        marks = [hashes[num_blocks - 1] for num_blocks in depths]
+        coming: dict[str, int] = {}
+        if not self._shared.keys().isdisjoint(marks):
+            for num_blocks, block_hash in zip(depths, marks, strict=True):
+                coming.update(dict.fromkeys(self._shared.get(block_hash, ()), num_blocks))
+        if not self._alone.keys().isdisjoint(marks):
+            for first, block_hash in enumerate(marks):
+                if (prompt := self._alone.get(block_hash)) is not None:
+                    own = prompt.marks[prompt.num_shared :]
+                    num_blocks = depths[first + _num_common(own, marks[first:]) - 1]
+                    coming[prompt.endpoint] = max(num_blocks, coming.get(prompt.endpoint, 0))
+        return coming
 
-    def _add(self, block_hash: int, endpoint: str) -> None:
-        other = self._alone.pop(block_hash, None)
-        if other is None and block_hash not in self._shared:
-            self._alone[block_hash] = endpoint
-            return
-        workers = self._shared.setdefault(block_hash, {})
-        if other is not None:
-            workers[other] = 1
-        workers[endpoint] = workers.get(endpoint, 0) + 1
+    def _place(self, prompt: _Coming) -> None:
+        """Count the blocks that the prompt has in common with others, and note the next one."""
+        marks, endpoint = prompt.marks, prompt.endpoint
+        while prompt.num_shared < len(marks):
+            block_hash = marks[prompt.num_shared]
+            workers, other = self._shared.get(block_hash), None
+            if workers is None:
+                other = self._alone.pop(block_hash, None)
+                if other is None:
+                    self._alone[block_hash] = prompt
+                    return
+                workers = self._shared[block_hash] = {other.endpoint: 1}
+                other.num_shared += 1
+            workers[endpoint] = workers.get(endpoint, 0) + 1
+            prompt.num_shared += 1
+            if other is not None:
+                self._place(other)
 
     def _expire(self) -> None:
         now = self._clock.now()
         while self._ends and self._ends[0][0] <= now:
-            _, _, endpoint, marks = heapq.heappop(self._ends)
-            shared = [] if self._shared.keys().isdisjoint(marks) else marks
-            for block_hash in marks:
-                self._alone.pop(block_hash, None)
-            for block_hash in shared:
-                self._end_shared(block_hash, endpoint)
+            _, _, prompt = heapq.heappop(self._ends)
+            for block_hash in prompt.marks[: prompt.num_shared]:
+                self._end_shared(block_hash, prompt.endpoint)
+            if prompt.num_shared < len(prompt.marks):
+                del self._alone[prompt.marks[prompt.num_shared]]
 
     def _end_shared(self, block_hash: int, endpoint: str) -> None:
-        workers = self._shared.get(block_hash, {})
-        if workers.get(endpoint, 0) > 1:
-            workers[endpoint] -= 1
-        else:
-            # A peer may have named a block twice.
-            workers.pop(endpoint, None)
+        workers = self._shared[block_hash]
+        workers[endpoint] -= 1
+        if not workers[endpoint]:
+            del workers[endpoint]
         if not workers:
-            self._shared.pop(block_hash, None)
+            del self._shared[block_hash]
+
+
+def _num_common(marks: Sequence[int], others: Sequence[int]) -> int:
+    """The number of marks with which both begin."""
+    pairs = zip(marks, others, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _grid() -> Iterator[int]:

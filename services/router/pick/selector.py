@@ -312,7 +312,7 @@ class Selector:
     def _take_leases(self, request: PickRequest, picked: Pick) -> list[tuple[str, SlotLease]]:
         """Count the request on its workers until their reports show it; returns the leases by
         worker id."""
-        leases = []
+        leases, taken = [], []
         computing = picked.prefill or picked.decode
         for view in filter(None, (picked.decode, picked.prefill)):
             tokens = uncached_tokens(request.num_prompt_tokens, view) if view is computing else 0
@@ -324,7 +324,8 @@ class Selector:
                 expires_at=self._fleet.lease_end(),
             )
             leases.append((view.worker_id, lease))
-        self._fleet.take_leases(request.request_id, leases)
+            taken.append((self._fleet.find(view.worker_id), lease))
+        self._fleet.take_leases(request.request_id, taken)
         return leases
 
     def _expect_blocks(self, request: PickRequest, picked: Pick) -> SentMarks | None:

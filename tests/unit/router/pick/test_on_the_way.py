@@ -1,13 +1,19 @@
 """Prompts that are computed soon draw requests with the same beginning to the same worker."""
 
 import asyncio
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
-from services.router.pick.on_the_way import PromptsOnTheWay, SentMarks, SentPrompt
+from services.router.pick.on_the_way import (
+    STRIDE_TOKENS,
+    PromptsOnTheWay,
+    SentMarks,
+    SentPrompt,
+)
 
 BLOCK = 256  # two blocks a stride
 
@@ -56,23 +62,29 @@ def test_a_block_that_a_peer_names_twice_does_no_harm(clock) -> None:
     assert prompts.match([0, 1], BLOCK) == {}
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from("ab"), st.lists(st.integers(1, 4), unique=True), st.integers(1, 9)
-        )
-    )
-)
-def test_a_worker_is_expected_to_have_what_any_prompt_will_leave_there(sent) -> None:
+def path(text: str) -> list[int]:
+    """The hashes of a prompt of which each letter is a stride: each covers all before it."""
+    return [int.from_bytes(text[: end + 1].encode(), "big") for end in range(len(text))]
+
+
+paths = st.text("xy", min_size=1, max_size=5)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), paths, st.integers(0, 4), st.integers(1, 5))))
+def test_workers_are_expected_to_have_what_any_prompt_will_leave_there(prompts) -> None:
     clock = VirtualClock()
-    prompts = PromptsOnTheWay(clock)
-    for endpoint, marks, expected_s in sent:
-        prompts.expect(SentMarks(endpoint, marks, expected_s))
-    for now in range(10):
-        clock.advance(now + 1.5 - clock.now())
-        for mark in range(1, 5):
-            left = {e for e, marks, until_s in sent if mark in marks and until_s > now + 0.5}
-            assert prompts.match([0, mark], BLOCK).keys() == left
+    on_the_way = PromptsOnTheWay(clock)
+    for endpoint, text, num_cached, expected_s in prompts:
+        on_the_way.take(SentPrompt(endpoint, path(text), num_cached, expected_s), STRIDE_TOKENS)
+    for now in range(6):
+        for wanted in {text + more for _, text, _, _ in prompts for more in ("", "z")}:
+            coming: dict[str, int] = {}
+            for endpoint, text, num_cached, expected_s in prompts:
+                num_common = sum(map(str.__eq__, accumulate(text), accumulate(wanted)))
+                if num_common > num_cached and expected_s + 1 > now:
+                    coming[endpoint] = max(num_common, coming.get(endpoint, 0))
+            assert on_the_way.match(path(wanted), STRIDE_TOKENS) == coming
+        clock.advance(1.0)
 
 
 @pytest.mark.parametrize("num_workers", [4, 40])
