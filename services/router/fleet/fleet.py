@@ -7,6 +7,7 @@ queues.
 """
 
 from collections.abc import Container, Mapping, Sequence
+from itertools import islice
 
 from baton.system.clock import Clock
 from baton.wire.failures import Incompatible
@@ -57,8 +58,7 @@ class Fleet:
         self._pools: dict[tuple[str, int], list[Worker]] = {}
         self._by_id: dict[str, Worker] = {}
         self._models: dict[str, ServedModel] = {}
-        # Counts the registrations of new processes, the workers that were forgotten, and the
-        # moment at which all were met.
+        # Grows with each new process, with each worker that is forgotten, and when all were met.
         self.version = 0
         # The workers that requests are on their way to, with their leases; oldest first.
         self._sent: dict[str, Sequence[tuple[Worker, SlotLease]]] = {}
@@ -213,9 +213,8 @@ class Fleet:
     def _forget_sent(self) -> None:
         """Forget some of the requests whose leases have ended by themselves."""
         now, sent = self._clock.now(), self._sent
-        for _ in range(_NUM_SENT_CHECKED):
-            oldest = next(iter(sent), None)
-            if oldest is None or sent[oldest][0][1].expires_at > now:
+        for oldest in list(islice(sent, _NUM_SENT_CHECKED)):
+            if sent[oldest][0][1].expires_at > now:
                 break
             del sent[oldest]
 
