@@ -14,6 +14,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -32,7 +34,7 @@ from baton.system.clock import SystemClock
 from baton.wire.call_methods import PICK
 from baton.wire.v1 import router_pb2_grpc
 from bench.router.picks import PaperFleet
-from services.router.__main__ import NewsCall, add_services
+from services.router.__main__ import NewsCall, add_services, collect_rarely
 from services.router.peers import news
 from services.router.settings import Settings
 from services.router.watcher import PeerWatcher
@@ -52,27 +54,18 @@ _LEASE_S = 0.2
 _TERMS = CallTerms(60.0, patience_s=60.0)
 
 
-def routers_record(
+async def routers_record(
     num_routers: int, num_picks: int, seed: int, stretch: float = 1.0, *, are_peers: bool = True
 ) -> dict[str, Any]:
     """Measure so many routers; `picks_per_s` fill a core of each.
 
     `stretch` is the time on the clock in which a router had a second of CPU time, as one router
-    alone measured it.
+    alone measured it. All measurements of a process share one event loop: the last events of a
+    call may come after it, and gRPC would hand them to a loop that is closed.
     """
     addresses = tuple(f"{LOOPBACK}:{port}" for port in free_ports(num_routers))
-    argv = [sys.executable, "-m", __name__, str(seed), str(stretch)]
-    processes = [
-        subprocess.Popen([*argv, address, *(addresses if are_peers else ())])
-        for address in addresses
-    ]
-    try:
-        pids = [process.pid for process in processes]
-        cpu_s, wall_s = asyncio.run(_measure(addresses, pids, num_picks, seed))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    with _running(addresses, seed, stretch, are_peers=are_peers) as pids:
+        cpu_s, wall_s = await _measure(addresses, pids, num_picks, seed)
     return {
         "part": "routers",
         "num_routers": num_routers,
@@ -85,6 +78,24 @@ def routers_record(
         "picks_per_s": round(num_picks / max(cpu_s), 1),
         "stretch": round(wall_s / max(cpu_s), 2),
     }
+
+
+@contextmanager
+def _running(
+    addresses: tuple[str, ...], seed: int, stretch: float, *, are_peers: bool
+) -> Iterator[list[int]]:
+    """Routers at these addresses while they are measured; yields the ids of their processes."""
+    argv = [sys.executable, "-m", __name__, str(seed), str(stretch)]
+    processes = [
+        subprocess.Popen([*argv, address, *(addresses if are_peers else ())])
+        for address in addresses
+    ]
+    try:
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _fleet(seed: int, settings: Settings | None = None) -> PaperFleet:
@@ -103,6 +114,7 @@ def main() -> None:
         slot_lease_s=_LEASE_S * float(stretch),
         stale_after_s=60,
     )
+    collect_rarely()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, int(seed)))

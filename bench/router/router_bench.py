@@ -6,6 +6,7 @@ times of a pick by the size of the fleet, on this machine. `routers`: the CPU ti
 routers beside that of one.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,22 +73,24 @@ def _records(options: BenchOptions) -> Iterator[dict[str, Any]]:
             yield index_record(INDEX_WORKERS, num_own, options.seed)
 
     if "routers" in options.parts:
-        yield from _routers_records(800 if options.is_quick else 4_000, options)
+        yield from asyncio.run(_routers_records(800 if options.is_quick else 4_000, options))
 
 
-def _routers_records(num_picks: int, options: BenchOptions) -> Iterator[dict[str, Any]]:
+async def _routers_records(num_picks: int, options: BenchOptions) -> list[dict[str, Any]]:
     """One router, two peers and two that are not in turn; of each the round in which the machine
     was least disturbed."""
     rounds = []
     for _ in range(NUM_ROUNDS):
-        one = routers_record(1, num_picks, options.seed)
-        two, alone = (
-            routers_record(2, num_picks, options.seed, one["stretch"], are_peers=are_peers)
+        one = await routers_record(1, num_picks, options.seed)
+        two, alone = [
+            await routers_record(2, num_picks, options.seed, one["stretch"], are_peers=are_peers)
             for are_peers in (True, False)
-        )
+        ]
         rounds.append((one, two, alone))
-    for records in zip(*rounds, strict=True):
-        yield max(records, key=lambda record: float(record["picks_per_s"]))
+    return [
+        max(records, key=lambda record: float(record["picks_per_s"]))
+        for records in zip(*rounds, strict=True)
+    ]
 
 
 def _burst_records(trace: Trace, options: BenchOptions) -> Iterator[dict[str, Any]]:
