@@ -353,6 +353,9 @@ class Round:
         self.back_s = time.time()
 
     def _check(self) -> float:
+        stories = self._stories()
+        # What an empty Redis lost is settled again once quota has seen that it is another one.
+        assert until(lambda: not self._unbilled(stories), HOLDS_S), self._unbilled(stories)
         ended_s = time.monotonic()
         with self.stack.redis_client() as client:
             is_clear = until(lambda: not self._left(client), HOLDS_S + LEASE_S)
@@ -360,7 +363,6 @@ class Round:
             held_s = time.monotonic() - ended_s
             spent = self._sum(client, "spent")
             lapsed = self._lapsed(client)
-        stories = self._stories()
         lines = self.stack.lines(self.tenant)
         self._check_bills(stories, lines)
         given = sum(story.num_tokens for story in stories.values())
@@ -372,6 +374,11 @@ class Round:
         for name, charged in lapsed.items():
             assert charged >= stories[name].num_tokens, f"{name}: {stories[name]} for {charged}"
         return held_s
+
+    def _unbilled(self, stories: dict[str, Story]) -> set[str]:
+        """The settled requests that have no line in any archive."""
+        billed = {line.request_id for line in self.stack.lines(self.tenant)}
+        return {name for name, story in stories.items() if story.is_settled} - billed
 
     def _left(self, client: Redis) -> dict[str, int]:
         """What is still held or waits for the archive."""
