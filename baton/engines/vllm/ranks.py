@@ -72,7 +72,8 @@ class SeveralRanks(Ranks, MultiprocExecutor):  # type: ignore[misc]
 
     def _init_executor(self) -> None:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-        folder = tempfile.mkdtemp(prefix="baton-ranks-")
+        # For sockets, whose paths must be short.
+        folder = tempfile.mkdtemp(prefix="baton-ranks-", dir=_SHARED_MEMORY)
         os.environ["VLLM_RPC_BASE_PATH"] = folder
         try:
             super()._init_executor()
