@@ -28,6 +28,7 @@ else:
         "test_tensor_parallel.py",
         "test_first_steps.py",
         "test_adapters.py",
+        "test_ranks_stack.py",
         "connectors",
     ]
 OPTIONS = {
