@@ -229,7 +229,6 @@ class Fleet:
         return self._by_id[worker_id]
 
     def known(self, worker_id: str) -> Worker | None:
-        """The worker of this id, if there is one."""
         return self._by_id.get(worker_id)
 
     @property
