@@ -95,21 +95,30 @@ class Adapters:
 
     def _read(self, fingerprint: str) -> str:
         request = self._served[fingerprint]
-        try:
-            with self.loading():
-                if adapter_fingerprint(Path(request.lora_path)) != fingerprint:
-                    raise ValueError("its files are others now")
-                _check(Path(request.lora_path), self._model)
-                self._core.add_lora(request)
-        except _FAULTS as error:
-            self._core.remove_lora(request.lora_int_id)
+        with self.loading():
+            fault: str = self._fault_of(request) or max(self._in_ranks(_load, request))
+        if fault:
+            self._in_ranks(_unload, request)
             del self._served[fingerprint]
-            return str(error).partition("\n")[0] or type(error).__name__
-        self._loaded[fingerprint] = request
+        else:
+            self._loaded[fingerprint] = request
+        return fault
+
+    def _fault_of(self, request: LoRARequest) -> str:
+        folder = Path(request.lora_path)
+        try:
+            if adapter_fingerprint(folder) != request.lora_name:
+                return "its files are others now"
+            _check(folder, self._model)
+        except _FAULTS as error:
+            return _text_of(error)
         return ""
 
+    def _in_ranks(self, function: Callable[[Any, LoRARequest], Any], request: LoRARequest) -> Any:
+        return self._core.model_executor.collective_rpc(function, args=(request,))
+
     def _unload(self, fingerprint: str) -> None:
-        self._core.remove_lora(self._loaded.pop(fingerprint).lora_int_id)
+        self._in_ranks(_unload, self._loaded.pop(fingerprint))
 
     def _request(self, adapter: Adapter) -> LoRARequest:
         if (loaded := self._loaded.get(adapter.fingerprint)) is not None:
@@ -141,14 +150,39 @@ def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:
                 yield name, shape
 
 
-def prepare(core: Any) -> None:
-    """Change what vLLM does with adapters where that would be wrong here.
+def _text_of(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
-    Its empty steps, which are the probes, run without adapters: they would put empty ones in the
+
+def prepare(core: Any) -> None:
+    """Change what vLLM does with adapters where that would be wrong here, in each rank."""
+    core.model_executor.collective_rpc(_prepare)
+
+
+# In a rank. `worker` is vLLM's. An error must not leave it: the answers of the other ranks would be
+# taken for those to the next call.
+
+
+def _load(worker: Any, request: LoRARequest) -> str:
+    try:
+        worker.add_lora(request)
+    except _FAULTS as error:
+        return _text_of(error)
+    return ""
+
+
+def _unload(worker: Any, request: LoRARequest) -> None:
+    worker.remove_lora(request.lora_int_id)
+
+
+def _prepare(worker: Any) -> None:
+    """Change what is said at `prepare`.
+
+    vLLM's empty steps, which are the probes, run without adapters: they would put empty ones in the
     places of those that are loaded, and give all up at their end. The last layer has none: with
     logprobs of a prompt vLLM's code for CPUs takes the wrong rows for it, and dies.
     """
-    runner = core.model_executor.driver_worker.worker.model_runner
+    runner = worker.model_runner
     runner.maybe_dummy_run_with_lora = partial(_without_adapters, runner)
     for kernels in runner.lora_manager._adapter_manager.punica_wrapper_mapping.values():
         kernels.add_lora_logits = lambda logits, *_: logits
