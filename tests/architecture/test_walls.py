@@ -44,7 +44,7 @@ FORBIDDEN = [
     ("baton/engine/kv/block_pool.py", "baton.engine.step.engine", "Layers of the engine"),
     ("baton/wire/failures.py", "baton.runtime.logs", "Layers of the library"),
     ("baton/worker/program.py", "vllm", "One package knows vLLM"),
-    ("baton/engines/vllm/turns.py", "asyncio", "Engines know no network and no event loop"),
+    ("baton/engines/vllm/scheduler.py", "asyncio", "Engines know no network and no event loop"),
     ("baton/model/device.py", "grpc", "The model knows no network and no event loop"),
     ("baton/model/device.py", "transformers", "One module of the model imports transformers"),
     ("services/gateway/workers/worker_link.py", "grpc", ROOMS),

@@ -37,10 +37,10 @@ from baton.engines.vllm.connector import StepCopies
 from baton.engines.vllm.departures import Departures
 from baton.engines.vllm.masks import Masks, fault_of
 from baton.engines.vllm.pace import StepPace, load_of
+from baton.engines.vllm.scheduler import Turns
 from baton.engines.vllm.sequences import VllmSequence, reason_at_start
 from baton.engines.vllm.state import VllmState, empty_events
 from baton.engines.vllm.step_parts import StepParts
-from baton.engines.vllm.turns import Turns
 from baton.engines.vllm.warm_up import warm_up
 from baton.system.clock import Clock
 
