@@ -86,7 +86,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     from baton.engines.vllm.engine import VllmEngine, VllmParts
     from baton.engines.vllm.model_facts import end_token_ids, grammar_states, kv_spec_of
     from baton.engines.vllm.pace import StepPace
-    from baton.engines.vllm.ranks import OneRank, SeveralRanks, on_fork
+    from baton.engines.vllm.ranks.executors import OneRank, SeveralRanks, on_fork
     from baton.system.clock import SystemClock
     from baton.wire.fingerprint import model_fingerprint
 
@@ -163,7 +163,7 @@ def _engine_config(options: argparse.Namespace) -> Any:
         kv_transfer_config=KVTransferConfig(
             kv_connector="BatonConnector",
             kv_role="kv_both",
-            kv_connector_module_path=f"{package}.connector",
+            kv_connector_module_path=f"{package}.ranks.connector",
         ),
     )
     return arguments.create_engine_config()

@@ -33,10 +33,10 @@ from baton.engine.protocol.progress_page import PAGE_BYTES, ProgressPage
 from baton.engine.protocol.reasons import StopReason
 from baton.engines.vllm.arrivals import Arrivals
 from baton.engines.vllm.choices import Choices, behind
-from baton.engines.vllm.connector import StepCopies
 from baton.engines.vllm.departures import Departures
 from baton.engines.vllm.masks import Masks, fault_of
 from baton.engines.vllm.pace import StepPace, load_of
+from baton.engines.vllm.ranks.connector import StepCopies
 from baton.engines.vllm.scheduler import Turns
 from baton.engines.vllm.sequences import VllmSequence, reason_at_start
 from baton.engines.vllm.state import VllmState, empty_events

@@ -13,8 +13,8 @@ from vllm.v1.engine import EngineCoreRequest
 from baton.engine.grammar.state import GrammarState
 from baton.engine.protocol.messages import AddSequence, EngineInfo
 from baton.engine.protocol.reasons import StopReason
-from baton.engines.vllm.connector import KIND_KEY
 from baton.engines.vllm.keyed_cache import cache_salt
+from baton.engines.vllm.ranks.connector import KIND_KEY
 from baton.engines.vllm.row_choice import EXTRA_KEY, RowOptions
 from baton.wire.limits import NUM_TOKENS_ALONE
 

@@ -12,8 +12,8 @@ from baton.engine.protocol.messages import (
 )
 from baton.engine.protocol.reasons import FinishReason, RefusalReason
 from baton.engines.vllm.adapters import Adapters
-from baton.engines.vllm.connector import StepCopies
 from baton.engines.vllm.keyed_cache import KeyedCache
+from baton.engines.vllm.ranks.connector import StepCopies
 from baton.engines.vllm.sequences import VllmSequence
 from baton.engines.vllm.step_bill import StepBill
 from baton.system.clock import Clock

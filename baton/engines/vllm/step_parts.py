@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from baton.engine.protocol.messages import Progress, Started, TokenLogprobs
-from baton.engines.vllm.connector import StepCopies
+from baton.engines.vllm.ranks.connector import StepCopies
 from baton.engines.vllm.sequences import VllmSequence
 from baton.engines.vllm.state import VllmState
 from baton.engines.vllm.step_bill import Share

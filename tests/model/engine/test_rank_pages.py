@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engines.vllm.rank_pages import Heads, RankPages
+from baton.engines.vllm.ranks.pages import Heads, RankPages
 
 NUM_BLOCKS, NUM_LAYERS, BLOCK_SIZE, HEAD_VALUES = 6, 3, 4, 8
 NUM_HEADS = 4

@@ -2,7 +2,7 @@
 
 vLLM's connector interface: the scheduler's side says which blocks a step makes final and which have
 come, a rank's side copies them. Bytes travel between workers by Baton's own transports, and are
-verified before vLLM sees them. `rank_pages.py` has the form of a page.
+verified before vLLM sees them. `pages.py` has the form of a page.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from baton.engines.vllm.rank_pages import Heads, RankPages
+from baton.engines.vllm.ranks.pages import Heads, RankPages
 
 # What becomes of a request's blocks; the value of vLLM's kv_transfer_params.
 KIND_KEY = "baton"
