@@ -177,3 +177,17 @@ def test_the_gauges_of_a_name_count_all_revisions_that_serve_it(fleet, run) -> N
         assert REGISTRY.get_sample_value("baton_router_ready_workers", labels) == 1
 
     run(scenario)
+
+
+def test_the_metrics_of_a_large_fleet_are_as_many_as_of_a_small_one(fleet, run) -> None:
+    async def scenario() -> None:
+        own = fleet()
+        counts = []
+        for number in range(50):
+            own.decode(f"d{number}").load()
+            own.prefill(f"p{number}").load()
+            await live(own.core, TICK_S)
+            counts.append(sum(len(metric.samples) for metric in REGISTRY.collect()))
+        assert len(set(counts)) == 1
+
+    run(scenario)
