@@ -188,7 +188,7 @@ class StepTimer:
 
     def expected_s(self, plan: StepPlan) -> float | None:
         """The time that such a step should take; None when none like it ran before."""
-        if not plan.sequences:
+        if plan.is_probe:
             return self._probe_s
         return self.chunks.expected_s(plan.num_prefill_tokens, plan.num_decodes)
 

@@ -148,7 +148,8 @@ class InlineParser:
 
     async def parse(self, endpoint: EndpointName, body: bytes) -> GenerationRequest:
         self.num_parsed += 1
-        (parse,) = (each.parse for each in ENDPOINTS.values() if each.name == endpoint)
+        # Endpoints of one name parse alike.
+        parse = next(each.parse for each in ENDPOINTS.values() if each.name == endpoint)
         return parse(body)
 
 
