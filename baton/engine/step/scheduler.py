@@ -219,9 +219,9 @@ class Scheduler:
             elif self._make_room(seq, plan):
                 if seq.is_plain and seq.group is None:
                     plan.add_plain(seq)
-                    continue
-                for member in (seq,) if seq.group is None else seq.members:
-                    plan.add(member, 1)
+                else:
+                    for member in (seq,) if seq.group is None else seq.members:
+                        plan.add(member, 1)
         return prefilling
 
     def _with_turns(self, running: list[Sequence]) -> list[Sequence]:
