@@ -116,7 +116,7 @@ class Turns:
         self._was_alone = True
 
     def end(self) -> None:
-        """The step is over: whoever could run has something to do."""
+        """The step is over: all that can run have their turn again."""
         self._alone = None
 
     def must_wait(self, seq: VllmSequence) -> bool:

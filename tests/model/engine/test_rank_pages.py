@@ -53,7 +53,7 @@ def test_a_page_does_not_tell_how_many_ranks_wrote_it() -> None:
 
 @pytest.mark.parametrize("num_writers", [1, 2, 4])
 @pytest.mark.parametrize("num_readers", [1, 2, 4, 8])
-def test_each_rank_reads_its_heads_whoever_wrote_them(num_writers: int, num_readers: int) -> None:
+def test_each_rank_reads_its_heads_from_any_writer(num_writers: int, num_readers: int) -> None:
     blocks = random_blocks()
     pool = write(num_writers, blocks, [0, 3])
     for pages, heads, caches in ranks_of(num_readers, torch.zeros_like(blocks)):
