@@ -207,18 +207,18 @@ class Scheduler:
             running = [seq for seq in running if self._has_turn(seq)]
         if self._left_out:
             running = self._with_turns(running)
-        prefilling = []
+        plain, prefilling = plan.plain, []
         for place, seq in enumerate(running):
-            if not plan.num_seqs_left:
+            if len(plain) + len(plan.sequences) == plan.max_seqs:
                 self._left_out = running[place:]
                 break
             if self._is_plain_decode(seq):
-                plan.add_plain(seq)
+                plain.append(seq)
             elif not self._is_ready(seq, plan):
                 prefilling.append(seq)
             elif self._make_room(seq, plan):
                 if seq.is_plain and seq.group is None:
-                    plan.add_plain(seq)
+                    plain.append(seq)
                 else:
                     for member in (seq,) if seq.group is None else seq.members:
                         plan.add(member, 1)
@@ -299,11 +299,13 @@ class Scheduler:
         plan.add(seq, num_tokens)
 
     def _is_plain_decode(self, seq: Sequence) -> bool:
-        """It lacks only its last token, whose KV has a slot: the quick answer for most."""
-        if not seq.is_plain or seq.group is not None or seq.state is not SequenceState.RUNNING:
+        """It lacks only its last token, whose KV has a slot: the quick answer for most.
+
+        One that was preempted a moment ago has no slots.
+        """
+        if seq.num_tokens - seq.num_computed_tokens != 1 or not seq.is_plain:
             return False
-        num_uncomputed = seq.num_tokens - seq.num_computed_tokens
-        return num_uncomputed == 1 and self._manager.has_grown(seq)
+        return seq.group is None and self._manager.has_grown(seq)
 
     def _is_ready(self, seq: Sequence, plan: StepPlan) -> bool:
         """It only lacks its last token, and the step has slots for all its members."""

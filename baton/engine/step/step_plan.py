@@ -40,8 +40,8 @@ class StepPlan:
     else. They come first in the batch; the others follow.
     """
 
-    num_tokens_left: int
-    num_seqs_left: int
+    max_tokens: int
+    max_seqs: int
     num_prompt_logprobs_left: int = MAX_PROMPT_LOGPROB_TOKENS
     plain: list[Sequence] = field(default_factory=list)
     sequences: list[ScheduledSequence] = field(default_factory=list)
@@ -51,12 +51,23 @@ class StepPlan:
     # tokens had been computed before a preemption.
     prefills: dict[int, int] = field(default_factory=dict)
     started: list[Sequence] = field(default_factory=list)
-    num_decodes: int = 0
     num_prefill_tokens: int = 0
     num_draft_tokens: int = 0
     num_preemptions: int = 0
     # The step computes one token of no sequence, to show that it can.
     is_probe: bool = False
+
+    @property
+    def num_decodes(self) -> int:
+        return len(self.plain) + len(self.sequences) - len(self.prefills)
+
+    @property
+    def num_tokens_left(self) -> int:
+        return self.max_tokens - self.num_query_tokens
+
+    @property
+    def num_seqs_left(self) -> int:
+        return self.max_seqs - len(self.plain) - len(self.sequences)
 
     @property
     def is_full(self) -> bool:
@@ -90,23 +101,12 @@ class StepPlan:
 
     def limit_prefill(self, num_tokens: int) -> None:
         """Let the sequences that are added from now on have at most this many tokens in all."""
-        self.num_tokens_left = min(self.num_tokens_left, num_tokens)
-
-    def add_plain(self, seq: Sequence) -> None:
-        """Add a decode that brings one sampled token and nothing else."""
-        self.plain.append(seq)
-        self.num_tokens_left -= 1
-        self.num_seqs_left -= 1
-        self.num_decodes += 1
+        self.max_tokens = min(self.max_tokens, self.num_query_tokens + num_tokens)
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         num_uncomputed = seq.num_uncomputed_tokens
         self.sequences.append(ScheduledSequence(seq, num_tokens, num_tokens == num_uncomputed))
-        self.num_tokens_left -= num_tokens
-        self.num_seqs_left -= 1
-        if num_uncomputed == 1:
-            self.num_decodes += 1
-        else:
+        if num_uncomputed > 1:
             self.num_prefill_tokens += num_tokens
             num_lost = seq.num_lost_tokens - seq.num_computed_tokens
             place = len(self.plain) + len(self.sequences) - 1
