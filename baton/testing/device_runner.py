@@ -1,11 +1,13 @@
 """A FakeRunner whose cache is not the shared pool, as on a GPU: blocks move as the batch says.
 
 A copy to the shared pool takes some polls; until then the pool keeps its former content. The
-"device" is ordinary memory, so transfers from and to it need only NIXL, or a test's own agent.
+"device" is ordinary memory, so transfers from and to it need only NIXL, or a test's own agent. It
+may also compute beside its caller.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,3 +89,22 @@ class DeviceFakeRunner(FakeRunner):
             else:
                 self._shared[ids] = rows
         return self.num_copies_begun - len(self._copies)
+
+
+class AheadFakeRunner(DeviceFakeRunner):
+    """Computes beside its caller, who gets to know a batch's tokens only when it asks for them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._last = StepResult(np.empty(0, np.int64))
+        # Tokens that were computed from ones that nobody else knew.
+        self.num_ahead = 0
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepResult]:
+        token_ids = batch.token_ids.copy()
+        if batch.tokens_from is not None:
+            [awaited] = np.nonzero(batch.tokens_from >= 0)
+            token_ids[awaited] = self._last.tokens[batch.tokens_from[awaited]]
+            self.num_ahead += len(awaited)
+        self._last = result = self.run(replace(batch, token_ids=token_ids))
+        return lambda: result

@@ -93,6 +93,9 @@ class StepBatch:
     imported_blocks: list[int] = field(default_factory=list)
     exported_blocks: list[int] = field(default_factory=list)
     masks: TokenMasks | None = None
+    # Of the first tokens, the sample rows of the batch that was launched before whose tokens they
+    # are, while only the runner knows them; -1 = `token_ids` has it, as it has all the others.
+    tokens_from: NDArray[np.int32] | None = None
     pooled_spans: list[PooledSpan] = field(default_factory=list)
     # Only for a runner whose cache is the shared pool.
     layer_marks: LayerMarks | None = None

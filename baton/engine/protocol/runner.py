@@ -4,6 +4,7 @@ The torch implementation is `model/torch_runner.py`; `baton.testing.fake_runner`
 notices every lost, doubled, foreign or stale block (decision 0023). Sampling happens in the runner.
 """
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from baton.engine.protocol.batch import StepBatch, StepResult
@@ -40,6 +41,19 @@ class CopyingRunner(Protocol):
 
     def poll_copies(self) -> int:
         """The number of copies that have ended: those blocks are shared. Does not wait."""
+
+
+@runtime_checkable
+class AheadRunner(Protocol):
+    """A runner that computes beside its caller, in the order of the launches (decision 0076)."""
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepResult]:
+        """As `run`, without waiting: the call that it returns waits for the result.
+
+        The batch is of plain decodes: one token of each sequence, and a row that samples the next
+        one from its logits alone, without a mask, a history or logprobs. Of two batches under way
+        the second one's `tokens_from` names rows of the first.
+        """
 
 
 @runtime_checkable

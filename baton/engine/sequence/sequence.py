@@ -138,6 +138,7 @@ class Sequence:
         "max_num_tokens",
         "needs_history",
         "next_prompt_logprob",
+        "num_awaited",
         "num_computed_tokens",
         "num_lost_tokens",
         "num_prompt_tokens",
@@ -163,6 +164,8 @@ class Sequence:
         self.last_token = int(tokens[-1])
         self.num_prompt_tokens = len(tokens) - request.num_emitted
         self.num_computed_tokens = 0
+        # Of its tokens, the last ones that steps which run will bring: counted, and not known yet.
+        self.num_awaited = 0
         # A preemption took the KV of its first so many tokens, which had been computed.
         self.num_lost_tokens = 0
         # The prompt token whose logprobs are reported next; the first token has none.
@@ -194,8 +197,8 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens so far, earlier attempts included: the index of the next one."""
-        return self.num_tokens - self.num_prompt_tokens
+        """Output tokens known so far, earlier attempts included: the index of the next one."""
+        return self.num_tokens - self.num_awaited - self.num_prompt_tokens
 
     @property
     def runs_alone(self) -> bool:
@@ -225,7 +228,7 @@ class Sequence:
     @property
     def lacks_credit(self) -> bool:
         """Neither it nor a fork that waits for its prompt may emit its next token."""
-        if self.num_tokens - self.num_prompt_tokens < self.credit:
+        if self.num_tokens - self.num_awaited - self.num_prompt_tokens < self.credit:
             return False
         return self.group is None or not self.group.has_credit
 
@@ -261,13 +264,31 @@ class Sequence:
         """View of the tokens `[start, end)`; valid until the next append."""
         return self._tokens[start:end]
 
+    def grant(self, index: int) -> None:
+        """Let it be computed up to that output index, as far as there is one."""
+        last = max(1, self.max_num_tokens - self.num_prompt_tokens)
+        self.credit = min(max(self.credit, index), last)
+
+    def await_token(self) -> None:
+        """A step computes its last token now, and will bring the next one."""
+        self.num_computed_tokens += 1
+        self.num_tokens += 1
+        self.num_awaited += 1
+
+    def take(self, token: int) -> None:
+        """Take the first token that it awaits."""
+        place = self.num_tokens - self.num_awaited
+        if place == len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * place)
+        self._tokens[place] = token
+        self.last_token = token
+        self.num_awaited -= 1
+
     def append(self, token: int) -> None:
         """Take a new output token; its KV is not computed yet."""
-        if self.num_tokens == len(self._tokens):
-            self._tokens = np.resize(self._tokens, 2 * self.num_tokens)
-        self._tokens[self.num_tokens] = token
-        self.last_token = token
         self.num_tokens += 1
+        self.num_awaited += 1
+        self.take(token)
 
     def branch(self) -> "Sequence":
         """A copy with the same tokens and no blocks."""
@@ -293,8 +314,9 @@ def _is_plain(request: AddSequence) -> bool:
     sampling = request.sampling
     wants_logprobs = (sampling.num_logprobs, sampling.num_prompt_logprobs) != (None, None)
     is_limited = sampling.grammar is not None or _needs_history(sampling)
+    is_edited = bool(sampling.logit_bias) or sampling.min_tokens > 0
     is_other_work = sampling.beam_width > 0 or request.pools or request.kind == "prefill"
-    return not (wants_logprobs or is_limited or is_other_work)
+    return not (wants_logprobs or is_limited or is_edited or is_other_work)
 
 
 @dataclass(slots=True, eq=False)

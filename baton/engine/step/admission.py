@@ -127,8 +127,7 @@ def reason_at_start(seq: Sequence, info: EngineInfo) -> StopReason | None:
 
 def is_exhausted(seq: Sequence, info: EngineInfo) -> bool:
     """No further output token may follow the last one."""
-    has_all_tokens = seq.num_output_tokens >= seq.request.sampling.max_tokens
-    return has_all_tokens or seq.num_tokens >= info.max_model_len
+    return seq.num_tokens - seq.num_awaited >= max_total_tokens(seq, info)
 
 
 def max_total_tokens(seq: Sequence, info: EngineInfo) -> int:

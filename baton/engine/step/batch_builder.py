@@ -33,10 +33,11 @@ class BatchBuilder:
         # The table in each row of the tables, and which of its states.
         self._filled: list[tuple[BlockTable | None, int]] = [(None, 0)] * max_num_seqs
 
-    def build(self, step: int, plan: StepPlan) -> StepBatch:
-        """The batch of a plan that is not empty."""
+    def build(self, step: int, plan: StepPlan, *, is_ahead: bool = False) -> StepBatch:
+        """The batch of a plan that is not empty. Ahead: the step before it runs still."""
         sequences = plan.all
         num_seqs = len(sequences)
+        tokens_from = _tokens_from(plan.plain) if is_ahead else None
         sample_rows = self._fill_plain(plan.plain)
         pooled_spans: list[PooledSpan] = []
         start = len(plan.plain)
@@ -61,6 +62,7 @@ class BatchBuilder:
             seq_ids=plan.seq_ids,
             sample_rows=sample_rows,
             pooled_spans=pooled_spans,
+            tokens_from=tokens_from,
         )
 
     def _fill_plain(self, sequences: list[Sequence]) -> list[SampleRow]:
@@ -82,6 +84,7 @@ class BatchBuilder:
 
     def _fill_tokens(self, scheduled: ScheduledSequence, start: int, count: int) -> None:
         seq = scheduled.seq
+        assert seq.num_awaited == 0, "only a plain decode's last token may be unknown"
         first = seq.num_computed_tokens
         if count == 1:
             self._token_ids[start] = seq.tokens(first, first + 1)[0]
@@ -116,12 +119,12 @@ class StepBatches:
         self._state = state
         self._builder = BatchBuilder(info.max_num_seqs, max_step_tokens, max_blocks)
 
-    def build(self, step: int, plan: StepPlan) -> StepBatch:
-        """The batch of a plan that is not empty."""
+    def build(self, step: int, plan: StepPlan, *, is_ahead: bool) -> StepBatch:
+        """The batch of a plan that is not empty. Ahead: the step before it runs still."""
         state, manager = self._state, self._state.manager
         if plan.is_probe:
             return probe_batch(step, state.info.num_blocks)
-        batch = self._builder.build(step, plan)
+        batch = self._builder.build(step, plan, is_ahead=is_ahead)
         batch.block_copies = manager.take_block_copies()
         batch.imported_blocks = manager.take_imported_blocks()
         batch.exported_blocks = self._exported_blocks(plan)
@@ -160,6 +163,12 @@ def probe_batch(step: int, block_id: int) -> StepBatch:
         seq_ids=[_NO_SEQUENCE],
         sample_rows=[SampleRow(0, SamplingParams(max_tokens=1), choice=0, output_index=0)],
     )
+
+
+def _tokens_from(sequences: list[Sequence]) -> NDArray[np.int32]:
+    """The row of the step before whose token each decode awaits, -1 if it awaits none."""
+    rows = [seq.row.token_row if seq.num_awaited and seq.row else -1 for seq in sequences]
+    return np.array(rows, np.int32)
 
 
 def rows_of(scheduled: ScheduledSequence, first_row: int) -> list[SampleRow]:

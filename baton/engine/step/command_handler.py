@@ -64,7 +64,7 @@ class CommandHandler:
     def _change(self, seq: Sequence, command: Bind | Start | Credit | Abort | Release) -> None:
         match command:
             case Credit(up_to_index=index):
-                seq.credit = max(seq.credit, index)
+                seq.grant(index)
                 if seq.state is SequenceState.EMITTING:
                     self._parallel.emit(seq)
             case Bind():

@@ -1,10 +1,13 @@
 """The step of a worker's core: apply commands, schedule, run, commit, report.
 
 A step is also two calls, `begin_step` and `finish_step`, with the runner in between: so a driver
-can publish what is about to run, or let virtual time pass. Knows no processes, sockets or event
-loops. The three kinds of sequences are described in `protocol/messages.py`.
+can publish what is about to run, or let virtual time pass. With a runner that computes beside its
+caller a step of plain decodes begins before the one before it has finished (decision 0076). Knows
+no processes, sockets or event loops. The three kinds of sequences are described in
+`protocol/messages.py`.
 """
 
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from baton.engine.protocol.batch import LayerMarks, StepBatch, StepResult
 from baton.engine.protocol.device_handoff import DeviceHandoff
 from baton.engine.protocol.messages import Command, EngineInfo, EngineLoad, StepEvents
 from baton.engine.protocol.progress_page import ProgressPage
-from baton.engine.protocol.runner import PoolingRunner, Runner
+from baton.engine.protocol.runner import AheadRunner, PoolingRunner, Runner
 from baton.engine.step.batch_builder import StepBatches
 from baton.engine.step.chunk_policy import ChunkPolicy
 from baton.engine.step.command_handler import CommandHandler
@@ -51,6 +54,26 @@ class EngineConfig:
     min_group_bytes: int = MIN_GROUP_BYTES
 
 
+class _StepRuns:
+    """Runs the steps of one engine as they begin, those of plain decodes ahead where it can."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._ahead = runner if isinstance(runner, AheadRunner) else None
+        # Waits for the result of the step that was launched and has not finished.
+        self._result: Callable[[], StepResult] | None = None
+
+    def run(self, batch: StepBatch | None, *, is_plain: bool) -> StepResult | None:
+        """Run the step that has begun, if any; returns the result of the one that is to finish."""
+        if batch is not None and (self._ahead is None or not is_plain):
+            assert self._result is None, "only plain decodes are launched beside others"
+            return self._runner.run(batch)
+        earlier, self._result = self._result, None
+        if batch is not None and self._ahead is not None:
+            self._result = self._ahead.launch(batch)
+        return None if earlier is None else earlier()
+
+
 class Engine:
     """Owns all sequences and blocks of one worker; single-threaded."""
 
@@ -79,6 +102,9 @@ class Engine:
         self._commands = CommandHandler(state, parallel, config.max_waiting)
         self._planner = StepPlanner(state, parallel, proposer, clock)
         self._plan = StepPlan(0, 0)
+        # The steps that have begun and not finished: two at most.
+        self._begun: deque[StepPlan] = deque()
+        self._runs = _StepRuns(runner)
         self._batches = StepBatches(state, max_tokens)
         self._timer = StepTimer(clock, chunks, StepShares(manager, chunks))
         self._commit = StepCommit(state, parallel, self._timer)
@@ -97,7 +123,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Another step could bring something without a new command."""
-        return self._plan.has_work
+        return bool(self._begun) or self._plan.has_work
 
     def bind_pool(self, pool: memoryview) -> None:
         """Give the runner the shared pool; `info` says then how peers reach the device's own."""
@@ -111,10 +137,9 @@ class Engine:
             self._state.grammars.states.warm_up()
 
     def step(self, commands: SequenceOf[Command]) -> StepEvents | None:
-        """One whole step: schedule, run, commit. None when nothing happened."""
+        """One turn: schedule, run, commit. None when nothing happened."""
         batch = self.begin_step(commands)
-        result = None if batch is None else self.runner.run(batch)
-        return self.finish_step(result)
+        return self.finish_step(self._runs.run(batch, is_plain=self._plan.is_plain))
 
     def turn(
         self,
@@ -122,32 +147,49 @@ class Engine:
         page: ProgressPage,
         send: Callable[[StepEvents], None],
     ) -> None:
-        """One turn of a core's loop: a step if there is something to compute, and its reports."""
+        """One turn of a core's loop: a step if there is something to compute, and its reports.
+
+        After a step that was launched ahead, the reports are of the one before.
+        """
         batch = self.begin_step(commands)
-        result = None
         if batch is not None:
             page.begin_step(batch.step, self.batch_request_ids(), self.expected_step_s())
             if (answers := self.take_answers()) is not None:
                 send(answers)
             batch.layer_marks = self.layer_marks(batch, send)
-            result = self.runner.run(batch)
-        events = self.finish_step(result)
+        events = self.finish_step(self._runs.run(batch, is_plain=self._plan.is_plain))
         while events is not None:
             send(events)
             events = self.next_events()
 
     def begin_step(self, commands: SequenceOf[Command]) -> StepBatch | None:
-        """Apply the commands and schedule; None when there is nothing to run."""
+        """Apply the commands and schedule; None when there is nothing to run.
+
+        While a step runs, None as well unless nothing depends on what that one brings.
+        """
         self._timer.turn()
         for command in commands:
             self._commands.apply(command)
-        self._plan = self._planner.plan()
-        if self._plan.is_empty:
+        self._planner.settle()
+        if self._begun and not self._may_go_ahead():
+            return None
+        self._plan = plan = self._planner.plan()
+        if plan.is_empty:
             self._timer.idle()
             return None
+        assert plan.is_plain or not self._begun, "it needs what the step that runs brings"
         self.step_index += 1
-        self._timer.begin()
-        return self._batches.build(self.step_index, self._plan)
+        batch = self._batches.build(self.step_index, plan, is_ahead=bool(self._begun))
+        for seq in plan.plain:
+            seq.await_token()
+        if not self._begun:
+            self._timer.begin()
+        self._begun.append(plan)
+        return batch
+
+    def _may_go_ahead(self) -> bool:
+        """Another step may begin before one of plain decodes has finished: it would be another."""
+        return self._state.scheduler.has_plain_decodes_only() and not self._state.wants_probe
 
     def take_answers(self) -> StepEvents | None:
         """Between begin_step and running its batch: what the front need not wait for that long.
@@ -166,13 +208,15 @@ class Engine:
         return self._layers.marks(batch.step, self._plan, send)
 
     def finish_step(self, result: StepResult | None) -> StepEvents | None:
-        """Commit the runner's result (None without a batch), and report.
+        """Commit the result of the oldest step that has begun (None without one), and report.
 
         Returns what happened since the last report, None when nothing did; or, while blocks are on
         their way to where the front reads them, what happened before (`step_reporter.py`).
         """
         if result is not None:
-            self._commit.commit(self.step_index, self._plan, result)
+            self._commit.commit(self.step_index, self._begun.popleft(), result)
+            if self._begun:
+                self._timer.begin()
         return self._reporter.report(self.step_index)
 
     def next_events(self) -> StepEvents | None:
@@ -180,11 +224,12 @@ class Engine:
         return self._reporter.queue.take()
 
     def batch_request_ids(self) -> tuple[str, ...]:
-        """Requests in the step that has begun, each once."""
-        return tuple(dict.fromkeys([seq.request.request_id for seq in self._plan.all]))
+        """Requests in the steps that have begun, each once."""
+        seqs = [seq for plan in self._begun for seq in plan.all]
+        return tuple(dict.fromkeys([seq.request.request_id for seq in seqs]))
 
     def expected_step_s(self) -> float | None:
-        """The time that the step which has begun should take; None when none like it ran before."""
+        """The time that the last step to begin should take; None when none like it ran before."""
         return self._timer.expected_s(self._plan)
 
     def next_deadline(self) -> float | None:

@@ -132,6 +132,7 @@ class EngineState:
         """A new sequence, in whatever state."""
         seq.end_ids = end_ids(seq.request.sampling, self.info)
         seq.max_num_tokens = max_total_tokens(seq, self.info)
+        seq.grant(seq.credit)
         self.sequences.add(seq)
         if seq.request.sampling.grammar is not None:
             assert self.grammars is not None, "refused before"
@@ -149,15 +150,20 @@ class EngineState:
             self.grammars.follow(seq)
         self.sequences.watch_deadline(seq)
 
-    def take_tokens(self, seqs: list[Sequence], seq_ids: list[int], tokens: list[int]) -> None:
-        """The next output token of each plain decode; `seq_ids` begin with theirs."""
-        events = self.events
-        events.token_seq_ids += seq_ids[: len(seqs)]
+    def take_awaited(self, seqs: list[Sequence], seq_ids: list[int], tokens: list[int]) -> None:
+        """The first token that each of these decodes awaits; it may be its last."""
+        events, block_size = self.events, self.manager.block_size
+        events.token_seq_ids += seq_ids
         events.token_ids += tokens
-        events.token_indexes += [seq.num_tokens - seq.num_prompt_tokens for seq in seqs]
+        events.token_indexes += [
+            seq.num_tokens - seq.num_awaited - seq.num_prompt_tokens for seq in seqs
+        ]
         for seq, token in zip(seqs, tokens, strict=True):
-            seq.append(token)
-            if token in seq.end_ids or seq.num_tokens >= seq.max_num_tokens:
+            num_computed = seq.num_tokens - seq.num_awaited
+            seq.take(token)
+            if num_computed % block_size == 0:
+                self.manager.register_full_blocks(seq)
+            if token in seq.end_ids or num_computed + 1 >= seq.max_num_tokens:
                 reason = finish_reason(seq, token, self.info)
                 if reason is not None:
                     self.finish(seq, reason)

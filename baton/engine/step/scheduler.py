@@ -183,6 +183,18 @@ class Scheduler:
                 self._admit_forks(scheduled, group)
         return plan
 
+    def has_plain_decodes_only(self) -> bool:
+        """The next step surely has nothing else to compute."""
+        if self._has_suspects:
+            return False
+        running = [seq for seq in self.running.snapshot() if not seq.is_parked]
+        is_full = len(running) >= self._max_num_seqs
+        if not is_full and any(not seq.is_parked for seq in self.waiting.snapshot()):
+            return False
+        return all(
+            seq.is_plain and seq.group is None and seq.num_uncomputed_tokens == 1 for seq in running
+        )
+
     def load(self) -> QueueLoad:
         """Count the sequences that run and wait."""
         load = QueueLoad(num_running=len(self.running))

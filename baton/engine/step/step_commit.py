@@ -46,7 +46,7 @@ class StepCommit:
     def _commit_sequences(self, plan: StepPlan, result: StepResult) -> None:
         """Give each scheduled sequence the results of its rows; all are in the plan's order."""
         tokens, num_plain = result.tokens.tolist(), len(plan.plain)
-        self._commit_plain(plan, tokens[:num_plain])
+        self._commit_plain(plan.plain, plan.seq_ids[:num_plain], tokens[:num_plain])
         of_rows = result.logprobs or [None] * len(tokens)
         results = zip(tokens[num_plain:], of_rows[num_plain:], strict=True)
         pooled_sums = iter(() if result.pooled_sums is None else result.pooled_sums)
@@ -67,14 +67,14 @@ class StepCommit:
         self._state.events.num_step_seqs = len(plan.seq_ids)
         self._state.events.num_step_tokens = plan.num_query_tokens
 
-    def _commit_plain(self, plan: StepPlan, tokens: list[int]) -> None:
-        """Give each plain decode its token."""
-        manager = self._state.manager
-        for seq in plan.plain:
-            seq.num_computed_tokens += 1
-            if seq.num_computed_tokens % manager.block_size == 0:
-                manager.register_full_blocks(seq)
-        self._state.take_tokens(plan.plain, plan.seq_ids, tokens)
+    def _commit_plain(self, seqs: list[Sequence], seq_ids: list[int], tokens: list[int]) -> None:
+        """Give each plain decode its token, unless it has ended since the step began."""
+        live = [place for place, seq in enumerate(seqs) if seq.state is not SequenceState.ENDED]
+        if len(live) < len(seqs):
+            seqs = [seqs[place] for place in live]
+            seq_ids = [seq_ids[place] for place in live]
+            tokens = [tokens[place] for place in live]
+        self._state.take_awaited(seqs, seq_ids, tokens)
 
     def _advance(self, scheduled: ScheduledSequence) -> bool:
         """Count the sequence's new KV; returns whether its samples lack a mask and are dropped."""

@@ -79,6 +79,11 @@ class StepPlan:
         return not (self.plain or self.sequences or self.is_probe)
 
     @property
+    def is_plain(self) -> bool:
+        """It needs no more than the tokens that plain decodes bring."""
+        return bool(self.plain) and not self.sequences
+
+    @property
     def has_work(self) -> bool:
         """Another step could bring something without a new command."""
         return bool(self.plain or self.sequences or self.num_preemptions)

@@ -1,4 +1,4 @@
-"""Plans the next step, after it has applied deadlines and unparked sequences that can go on."""
+"""Plans the next step; before that, applies deadlines and unparks sequences that can go on."""
 
 from baton.engine.grammar.states import POLL_S
 from baton.engine.protocol.messages import Started
@@ -75,12 +75,15 @@ class StepPlanner:
         self._clock = clock
         self._parked = ParkedWatch(state.scheduler, clock)
 
+    def settle(self) -> None:
+        """End what has reached its deadline, unpark what can go on, take blocks without readers."""
+        self._expire()
+        self._settle_grammars()
+        self._state.events.num_preemptions += self._parked.look()
+
     def plan(self) -> StepPlan:
         """Plan the next step and report the sequences that it starts."""
         state = self._state
-        self._expire()
-        self._settle_grammars()
-        state.events.num_preemptions += self._parked.look()
         plan = state.scheduler.schedule()
         if self._proposer is not None:
             self._proposer.propose(plan)

@@ -71,12 +71,18 @@ class DeviceSteps:
         self._decodes.capture(self._decodes.sizes[:1])
         self.clear()
 
-    def compute(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (float32) and likeliest token of each of `sample_rows`; used up soon."""
+    def compute(
+        self, batch: StepBatch, earlier: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (float32) and likeliest token of each of `sample_rows`; used up soon.
+
+        `earlier`: the tokens of the step before, on the device, for a batch of decodes that were
+        launched without them.
+        """
         rows = np.array([row.token_row for row in batch.sample_rows], dtype=np.int64)
         num_seqs, num_tokens = len(batch.context_lens), len(batch.token_ids)
         if num_seqs == num_tokens and (size := self._decodes.size_for(num_seqs)) is not None:
-            return self._run_decode(batch, rows, size)
+            return self._run_decode(batch, rows, size, earlier)
         size = self._others.size_for(num_tokens) if self.pads_all else None
         if size is not None and len(rows) <= self._num_rows(size):
             padding = Padding(size - num_tokens, self._inputs.limits.max_seqs - num_seqs)
@@ -90,10 +96,16 @@ class DeviceSteps:
         return logits.float(), logits.argmax(-1)
 
     def _run_decode(
-        self, batch: StepBatch, rows: NDArray[np.int64], size: int
+        self,
+        batch: StepBatch,
+        rows: NDArray[np.int64],
+        size: int,
+        earlier: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num_padded = size - len(batch.context_lens)
         self._inputs.fill(batch, rows, Padding(num_padded, num_padded))
+        if batch.tokens_from is not None and earlier is not None:
+            self._inputs.put_tokens(earlier, len(batch.tokens_from))
         self._decodes.run(size)
         logits, greedy = self._outputs
         if np.array_equal(rows, np.arange(len(rows))):

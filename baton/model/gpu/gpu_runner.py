@@ -1,11 +1,14 @@
 """Runs one batch on a GPU: the `engine.Runner` of a model whose weights and cache lie there.
 
-A step is one copy of its inputs, one forward pass, one small copy of the tokens back. Steps that
+A step is one copy of its inputs, one forward pass, one small copy of the tokens back. A step of
+plain decodes can be launched before those of the step before are back: it takes them from the
+device, and all that touches the device is launched in the order of the steps. Steps that
 are not large are padded to a fixed size and replayed as a CUDA graph, from embedding to greedy
 tokens (`device_steps.py`). Tokens are chosen on the device: logits never leave it. With a CPU as
 its device it is the same program without graphs, which is how it is tested.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from baton.model.gpu.device_steps import DeviceSteps
 from baton.model.gpu.gpu_forward import device_forward
 from baton.model.gpu.step_inputs import StepInputs, StepLimits
 from baton.model.gpu.triton.attention_backend import Tuning
-from baton.model.gpu.triton.sampling import DEVICE_OPS
+from baton.model.gpu.triton.sampling import DEVICE_OPS, choose_tokens
 from baton.model.load.load import LoadedModel
 from baton.model.sampling.logit_edits import is_edited
 from baton.model.sampling.row_sampler import RowSampler
@@ -61,6 +64,8 @@ class GpuRunner:
         forward = device_forward(loaded, inputs, tuning, is_fused=is_fused)
         self._steps = DeviceSteps(forward, inputs, _num_logits(loaded), device)
         self._staging: BlockStaging | None = None
+        # Of the batch that was launched last, while the next one may want them.
+        self._tokens: torch.Tensor | None = None
         # Whether steps are captured for each pool that is bound.
         self.captures_graphs = False
 
@@ -123,16 +128,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepResult:
-        if self._staging is not None:
-            self._staging.upload(batch.imported_blocks)
-        for source, target in batch.block_copies:
-            self.pool.copy_block(source, target)
-        if batch.masks is not None:
-            batch.masks.start()
-        logits, greedy = self._steps.compute(batch)
-        if self._staging is not None:
-            self._staging.download(batch.exported_blocks)
-            self._staging.poll()  # while the device computes
+        logits, greedy = self._compute(batch)
         rows = batch.sample_rows
         if all(map(_is_plain_greedy, rows)):
             return StepResult(greedy.cpu().numpy())
@@ -140,9 +136,50 @@ class GpuRunner:
         return self._sampler.result(logits, rows, masks)
 
     @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> Callable[[], StepResult]:
+        """As `runner.AheadRunner.launch`."""
+        logits, greedy = self._compute(batch)
+        rows = batch.sample_rows
+        is_greedy = all(map(_is_plain_greedy, rows))
+        tokens = greedy if is_greedy else choose_tokens(logits, rows, list(range(len(rows))))
+        self._tokens = tokens
+        return _copy_to_host(tokens)
+
+    def _compute(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launch the step with its copies; returns logits and likeliest tokens, used up soon."""
+        if self._staging is not None:
+            self._staging.upload(batch.imported_blocks)
+        for source, target in batch.block_copies:
+            self.pool.copy_block(source, target)
+        if batch.masks is not None:
+            batch.masks.start()
+        found = self._steps.compute(batch, self._tokens)
+        if self._staging is not None:
+            self._staging.download(batch.exported_blocks)
+            self._staging.poll()  # while the device computes
+        return found
+
+    @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Compute the batch; float32 logits of its `sample_rows`, on the device, used up soon."""
         return self._steps.compute(batch)[0]
+
+
+def _copy_to_host(tokens: torch.Tensor) -> Callable[[], StepResult]:
+    """Begin to copy a step's tokens; the call that is returned waits for them."""
+    is_gpu = tokens.device.type == "cuda"
+    here = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=is_gpu)
+    here.copy_(tokens, non_blocking=True)
+    copied = torch.cuda.Event() if is_gpu else None  # type: ignore[no-untyped-call]
+    if copied is not None:
+        copied.record()
+
+    def result() -> StepResult:
+        if copied is not None:
+            copied.synchronize()
+        return StepResult(here.numpy())
+
+    return result
 
 
 def _num_logits(loaded: LoadedModel) -> int:

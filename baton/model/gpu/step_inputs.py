@@ -69,6 +69,7 @@ class StepInputs:
             "positions": tokens,
             "slots": tokens,
             "logit_rows": tokens + seqs,
+            "tokens_from": seqs,
             "query_starts": seqs + 1,
             "context_lens": seqs,
             "table_starts": seqs + 1,
@@ -107,6 +108,8 @@ class StepInputs:
         self._put("positions", batch.positions, padding.num_tokens, 0)
         self._put("slots", self._slots(batch, counts), padding.num_tokens, NO_SLOT)
         self._put("logit_rows", logit_rows, max(0, self.num_tokens - len(logit_rows)), 0)
+        if batch.tokens_from is not None:
+            self._put("tokens_from", batch.tokens_from, 0, 0)
         self._put("query_starts", batch.query_starts, 0, 0)
         ends = self._arrays["query_starts"][num_seqs + 1 : self.num_seqs + 1]
         ends[:] = np.minimum(num_tokens + 1 + np.arange(padding.num_seqs), self.num_tokens)
@@ -116,6 +119,11 @@ class StepInputs:
         self._device[:num_used].copy_(self._host[:num_used], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+
+    def put_tokens(self, earlier: torch.Tensor, num_tokens: int) -> None:
+        """Take the first tokens that are not known here from those of the step before."""
+        rows, own = self["tokens_from"][:num_tokens], self["token_ids"][:num_tokens]
+        own.copy_(torch.where(rows < 0, own, earlier[rows.clamp(min=0).long()].int()))
 
     def fill_padding(self, padding: Padding) -> None:
         """A step of nothing but padding: tokens that store and see nothing."""

@@ -93,6 +93,35 @@ def test_sampled_output_is_the_same_as_on_the_cpu(load, load_tiny, drive, prompt
     assert drivers[0].tokens == drivers[1].tokens
 
 
+def test_steps_launched_ahead_bring_the_tokens_of_steps_one_by_one(
+    load, load_tiny, drive, prompts, monkeypatch
+):
+    sampling = [
+        SamplingParams(max_tokens=5, ignore_eos=True),
+        SamplingParams(max_tokens=3, temperature=0.9, seed=5, ignore_eos=True),
+        SamplingParams(max_tokens=4, temperature=1.1, top_p=0.8, seed=6, ignore_eos=True),
+    ]
+    loaded, runner = load("qwen3", **SMALL)
+    launch, num_awaited = runner.launch, []
+
+    def count(batch):
+        awaited = () if batch.tokens_from is None else np.flatnonzero(batch.tokens_from >= 0)
+        num_awaited.append(len(awaited))
+        return launch(batch)
+
+    monkeypatch.setattr(runner, "launch", count)
+    drivers = [
+        drive(loaded, max_step_tokens=32, runner=runner),
+        drive(load_tiny("qwen3", **SMALL)[0], max_step_tokens=32),
+    ]
+    for driver in drivers:
+        requests = zip(prompts, sampling, strict=True)
+        driver.run([driver.request(i, p[:7], params) for i, (p, params) in enumerate(requests)])
+    assert drivers[0].tokens == drivers[1].tokens
+    # The first decode begins from the prompt's token, which is known.
+    assert num_awaited == [0, 3, 2, 1]
+
+
 def test_a_decode_step_runs_at_the_next_size_and_rows_come_in_their_order(load):
     loaded, runner = load("llama", **SMALL)
     runner.bind_pool(memoryview(bytearray(NUM_BLOCKS * loaded.kv_spec.row_bytes)))

@@ -33,14 +33,21 @@ def sample_on_device(logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray
     forced = [0 if row.forced_token is None else row.forced_token for row in rows]
     tokens = np.array(forced, dtype=np.int64)
     indexes = [index for index, row in enumerate(rows) if row.forced_token is None]
-    if not indexes:
-        return tokens
+    if indexes:
+        tokens[indexes] = choose_tokens(logits, rows, indexes).cpu().numpy()
+    return tokens
+
+
+def choose_tokens(
+    logits: torch.Tensor, rows: Sequence[SampleRow], indexes: list[int]
+) -> torch.Tensor:
+    """Launch the choice of the tokens of those rows, int64 `[num_indexes]`; waits for nothing."""
     size = logits.shape[1]
     settings, has_limits = _settings(indexes, [rows[index] for index in indexes], size)
     chosen = torch.empty(len(indexes), dtype=torch.int64, device=logits.device)
     sample_rows_kernel[(len(indexes),)](
         logits,
-        torch.from_numpy(settings.view(np.int32)).to(logits.device),
+        _to_device(settings.view(np.int32), logits.device),
         chosen,
         logits.stride(0),
         size,
@@ -49,8 +56,13 @@ def sample_on_device(logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray
         num_warps=_NUM_WARPS,
         maxnreg=_MAX_REGISTERS,
     )
-    tokens[indexes] = chosen.cpu().numpy()
-    return tokens
+    return chosen
+
+
+def _to_device(values: NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    """A copy that nobody waits for: work that was launched before may still run."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _settings(

@@ -1,6 +1,9 @@
-"""What the front is reported waits for the copies that were begun before it, in order."""
+"""What the front is reported waits for the copies that were begun before it, in order.
 
-from baton.engine.protocol.messages import EngineLoad, StepEvents
+What commands bring is reported before the step of the others runs.
+"""
+
+from baton.engine.protocol.messages import Bind, Command, EngineLoad, StepEvents
 from baton.engine.step.step_reporter import POLL_INTERVAL_S, ReportQueue
 from baton.testing.device_runner import DeviceFakeRunner
 from baton.testing.engine_driver import EngineDriver, add_sequence
@@ -67,3 +70,42 @@ def test_progress_is_reported_once_its_blocks_are_shared_while_computing_goes_on
         events = engine.step([])
     assert [num_tokens for num_tokens, _ in reported] == [16, 32, 40]
     assert reported[0][1] == 3, "all three chunks have run"
+
+
+def early_answers(driver: EngineDriver, *commands: Command) -> StepEvents | None:
+    """What is reported before the step runs; the step then runs to its end."""
+    batch = driver.engine.begin_step(commands)
+    assert batch is not None, "another sequence runs"
+    answers = driver.engine.take_answers()
+    driver.engine.finish_step(driver.runner.run(batch))
+    return answers
+
+
+def test_admission_and_binding_do_not_wait_for_a_running_step() -> None:
+    driver = EngineDriver(FakeRunner(), num_blocks=64)
+    driver.step(add_sequence(1, range(20)))
+
+    admitted = early_answers(driver, add_sequence(2, range(30), kind="remote"))
+    bound = early_answers(driver, Bind(2))
+
+    assert admitted is not None
+    assert [event.seq_id for event in admitted.admitted] == [2]
+    assert bound is not None
+    assert [event.seq_id for event in bound.bound] == [2]
+
+
+def test_a_start_is_reported_before_its_first_chunk_is_computed() -> None:
+    driver = EngineDriver(FakeRunner(), num_blocks=64)
+
+    answers = early_answers(driver, add_sequence(1, range(20), kind="prefill"))
+
+    assert answers is not None
+    assert [s.seq_id for s in answers.started] == [1]
+    assert answers.progress == []
+
+
+def test_a_step_without_answers_says_nothing_early() -> None:
+    driver = EngineDriver(FakeRunner(), num_blocks=64)
+    driver.step(add_sequence(1, range(20)))
+
+    assert early_answers(driver) is None
