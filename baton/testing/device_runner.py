@@ -100,11 +100,15 @@ class AheadFakeRunner(DeviceFakeRunner):
         # Tokens that were computed from ones that nobody else knew.
         self.num_ahead = 0
 
-    def launch(self, batch: StepBatch) -> Callable[[], StepResult]:
+    def run(self, batch: StepBatch) -> StepResult:
         token_ids = batch.token_ids.copy()
         if batch.tokens_from is not None:
             [awaited] = np.nonzero(batch.tokens_from >= 0)
             token_ids[awaited] = self._last.tokens[batch.tokens_from[awaited]]
             self.num_ahead += len(awaited)
-        self._last = result = self.run(replace(batch, token_ids=token_ids))
+        self._last = super().run(replace(batch, token_ids=token_ids))
+        return self._last
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepResult]:
+        result = self.run(batch)
         return lambda: result

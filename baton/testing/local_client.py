@@ -1,7 +1,8 @@
 """An EngineClient without a core process: the engine runs inside the front's event loop.
 
 It is for simulations of whole fleets on a virtual clock: a step computes at once and then takes
-`step_duration`. The reader of `events` drives the engine; without a reader nothing moves.
+`step_duration`, from the end of the one before where that runs still. The reader of `events` drives
+the engine; without a reader nothing moves.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ StepDuration = Callable[[StepBatch], float]  # seconds
 class LocalEngineClient:
     """Steps an Engine on the running loop's time, with which `clock` must agree.
 
-    It has 16 attributes because it stands for a whole core process: its pool, its pipe, its fault
+    It has 14 attributes because it stands for a whole core process: its pool, its pipe, its fault
     injection and the step that runs.
     """
 
@@ -53,12 +54,10 @@ class LocalEngineClient:
         self._death = asyncio.Event()
         self._resumed = asyncio.Event()
         self._resumed.set()
-        # The step that runs now: its result, and the time of its end.
-        self._is_busy = False
-        self._result: StepResult | None = None
-        # What it reported before its end.
+        # The steps that have begun: their results, and the times of their ends.
+        self._running: deque[tuple[StepResult, float]] = deque()
+        # What they reported before their ends.
         self._early: deque[StepEvents] = deque()
-        self._ends_at = 0.0
         self._suspects: tuple[str, ...] = ()
 
     @property
@@ -74,23 +73,23 @@ class LocalEngineClient:
         if (earlier := self._engine.next_events()) is not None:
             return earlier
         while True:
-            if self._result is None:
+            if not self._running:
                 await self._wait_for_work()
-                self._begin_step()
-                if self._result is not None and (answers := self._engine.take_answers()):
+            while self._engine.may_begin and self._begin_step():
+                if answers := self._engine.take_answers():
                     return answers
             if self._early:
                 return self._early.popleft()
             await self._sleep_until_step_ends()
-            tokens, self._result, self._is_busy = self._result, None, False
-            if (events := self._engine.finish_step(tokens)) is not None:
+            result = self._running.popleft()[0] if self._running else None
+            if (events := self._engine.finish_step(result)) is not None:
                 return events
 
     def progress(self) -> CoreProgress:
         return CoreProgress(
             self._engine.step_index,
-            self._is_busy,
-            self._engine.batch_request_ids() if self._is_busy else (),
+            bool(self._running),
+            self._engine.batch_request_ids(),
             self._num_commands_sent - len(self._commands),
             self._engine.expected_step_s(),
         )
@@ -117,19 +116,23 @@ class LocalEngineClient:
         """End `stop`, as SIGCONT does."""
         self._resumed.set()
 
-    def _begin_step(self) -> None:
+    def _begin_step(self) -> bool:
+        """Begin a step, if there is one to run now."""
         commands, self._commands = self._commands, []
         batch = self._engine.begin_step(commands)
-        if batch is not None:
-            self._is_busy = True
-            self._ends_at = self._clock.now() + self._step_duration(batch)
-            # Layers are told of as early as they can be: when the step begins.
-            batch.layer_marks = self._engine.layer_marks(batch, self._early.append)
-            self._result = self._engine.runner.run(batch)
+        if batch is None:
+            return False
+        begins_at = self._running[-1][1] if self._running else self._clock.now()
+        # Layers are told of as early as they can be: when the step begins.
+        batch.layer_marks = self._engine.layer_marks(batch, self._early.append)
+        result = self._engine.runner.run(batch)
+        self._running.append((result, begins_at + self._step_duration(batch)))
+        return True
 
     async def _sleep_until_step_ends(self) -> None:
-        remaining_s = self._ends_at - self._clock.now()
-        if self._result is not None and remaining_s > 0:
+        ends_at = self._running[0][1] if self._running else 0.0
+        remaining_s = ends_at - self._clock.now()
+        if remaining_s > 0:
             try:
                 async with asyncio.timeout(remaining_s):
                     await self._death.wait()

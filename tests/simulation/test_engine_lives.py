@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.engine.protocol.messages import Abort, AddSequence, Bind, Command, Credit, Release, Start
+from baton.testing.device_runner import AheadFakeRunner
 from baton.testing.engine_driver import PLENTY_OF_CREDIT, EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
 
@@ -16,8 +17,9 @@ BLOCK = 4
 NUM_BLOCKS = {"prefill": 16, "decode": 20}
 
 
-def make_driver(pool: str, max_step_tokens: int) -> EngineDriver:
-    runner = FakeRunner(
+def make_driver(pool: str, max_step_tokens: int, *, is_ahead: bool = False) -> EngineDriver:
+    make_runner = AheadFakeRunner if is_ahead else FakeRunner
+    runner = make_runner(
         block_size=BLOCK, max_model_len=56, vocab_size=50, mean_output_tokens=12, num_layers=2
     )
     sizes = {"max_num_seqs": 4, "max_step_tokens": max_step_tokens, "max_waiting": 6}
@@ -36,10 +38,12 @@ class Handoff:
 
 
 class EngineLives(RuleBasedStateMachine):
-    @initialize(prefill_budget=st.integers(4, 20), decode_budget=st.integers(4, 20))
-    def build(self, prefill_budget: int, decode_budget: int) -> None:
+    @initialize(
+        prefill_budget=st.integers(4, 20), decode_budget=st.integers(4, 20), is_ahead=st.booleans()
+    )
+    def build(self, prefill_budget: int, decode_budget: int, is_ahead: bool) -> None:
         self.prefill = make_driver("prefill", prefill_budget)
-        self.decode = make_driver("decode", decode_budget)
+        self.decode = make_driver("decode", decode_budget, is_ahead=is_ahead)
         self.requests: dict[int, AddSequence] = {}
         self.handoffs: dict[int, Handoff] = {}
         self.live: set[int] = set()

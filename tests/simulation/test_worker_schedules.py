@@ -166,7 +166,7 @@ async def scenario(seed: int) -> None:
     rng = random.Random(seed)
     options = {"mean_output_tokens": rng.choice([0, 0, 30])}
     pools = {"decode_sizes": sizes(rng), "prefill_sizes": sizes(rng)}
-    async with fleet(**pools, runner_options=options) as f:
+    async with fleet(**pools, runner_options=options, is_ahead=seed % 2 == 1) as f:
         f.to_decode = spoil(rng, rng.choice([0, 0, 3]))
         gateways = [f.gateway, await f.connect()]
         prefixes = [[rng.randrange(900) for _ in range(rng.randint(1, 60))] for _ in range(3)]

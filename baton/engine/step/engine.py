@@ -63,6 +63,11 @@ class _StepRuns:
         # Waits for the result of the step that was launched and has not finished.
         self._result: Callable[[], StepResult] | None = None
 
+    @property
+    def can_go_ahead(self) -> bool:
+        """The runner computes beside its caller."""
+        return self._ahead is not None
+
     def run(self, batch: StepBatch | None, *, is_plain: bool) -> StepResult | None:
         """Run the step that has begun, if any; returns the result of the one that is to finish."""
         if batch is not None and (self._ahead is None or not is_plain):
@@ -162,6 +167,13 @@ class Engine:
             send(events)
             events = self.next_events()
 
+    @property
+    def may_begin(self) -> bool:
+        """`begin_step` may be called: no step runs, or one of plain decodes beside its caller."""
+        if not self._begun:
+            return True
+        return self._runs.can_go_ahead and len(self._begun) == 1 and self._begun[0].is_plain
+
     def begin_step(self, commands: SequenceOf[Command]) -> StepBatch | None:
         """Apply the commands and schedule; None when there is nothing to run.
 
@@ -170,6 +182,7 @@ class Engine:
         self._timer.turn()
         for command in commands:
             self._commands.apply(command)
+        assert self.may_begin, "a step runs that needs the caller"
         self._planner.settle()
         if self._begun and not self._may_go_ahead():
             return None

@@ -18,7 +18,7 @@ from baton.handoff.transports.device_reads import DeviceReads
 from baton.handoff.transports.nixl_agent import NixlAgent
 from baton.runtime.shared_stream import StreamLost
 from baton.system.memory_file import create_memory_file
-from baton.testing.device_runner import DeviceFakeRunner
+from baton.testing.device_runner import AheadFakeRunner, DeviceFakeRunner
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.inline_grammars import InlineGate, InlineGrammars
@@ -417,15 +417,17 @@ async def fleet(
     runner_options: dict[str, Any] | None = None,
     prefill_runner_options: dict[str, Any] | None = None,
     handoff_dir: Path | None = None,
+    is_ahead: bool = False,
 ) -> AsyncIterator[Fleet]:
     """A running fleet with one connected gateway; must run on a VirtualLoop.
 
     With `handoff_dir`, or the folder in HANDOFF_DIR, the workers hand blocks over in shared memory.
+    With `is_ahead`, steps of the decode worker begin before the last one has finished.
     """
     handoff_dir = handoff_dir or HANDOFF_DIR
     clock = asyncio.get_running_loop().clock  # type: ignore[attr-defined]
     options = runner_options or {}
-    runner = FakeRunner(**options)
+    runner = AheadFakeRunner(**options) if is_ahead else FakeRunner(**options)
     sizes = {"num_blocks": 64, "max_step_tokens": 64, "handoff_dir": handoff_dir}
     d_engine, d_client, d_parts = make_worker(
         "decode-1", router_pb2.WORKER_ROLE_DECODE, clock, runner, **sizes | (decode_sizes or {})

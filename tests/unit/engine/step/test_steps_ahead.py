@@ -7,7 +7,7 @@ from baton.testing.device_runner import AheadFakeRunner
 from baton.testing.engine_driver import PLENTY_OF_CREDIT, EngineDriver, add_sequence
 from baton.wire.limits import NUM_TOKENS_ALONE
 
-NUM_SEEDS = 12
+NUM_SEEDS = 8
 NUM_TURNS = 120
 
 
