@@ -179,7 +179,8 @@ class Engine:
 
         While a step runs, None as well unless nothing depends on what that one brings.
         """
-        self._timer.turn()
+        if not self._begun:
+            self._timer.turn()
         for command in commands:
             self._commands.apply(command)
         assert self.may_begin, "a step runs that needs the caller"
@@ -188,7 +189,8 @@ class Engine:
             return None
         self._plan = plan = self._planner.plan()
         if plan.is_empty:
-            self._timer.idle()
+            if not self._begun:
+                self._timer.idle()
             return None
         assert plan.is_plain or not self._begun, "it needs what the step that runs brings"
         self.step_index += 1
@@ -230,6 +232,8 @@ class Engine:
             self._commit.commit(self.step_index, self._begun.popleft(), result)
             if self._begun:
                 self._timer.begin()
+            elif self._plan.is_empty:
+                self._timer.idle()
         return self._reporter.report(self.step_index)
 
     def next_events(self) -> StepEvents | None:

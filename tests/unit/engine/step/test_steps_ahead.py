@@ -70,6 +70,20 @@ def test_a_deadline_tells_only_tokens_that_went_out():
     assert finished.num_output_tokens == len(driver.tokens[1])
 
 
+def test_the_time_of_steps_is_told_and_that_between_them_is_not_when_nothing_runs():
+    driver, times = make_driver(), []
+    driver.step(add_sequence(1, range(5), max_tokens=8, credit=3, ignore_eos=True))
+    driver.run()
+    driver.clock.advance(100.0)
+    launch = driver.runner.launch
+    driver.runner.launch = lambda batch: (driver.clock.advance(1.0), launch(batch))[1]
+    driver.step(Credit(1, 8))
+    while driver.engine.has_work:
+        driver.step()
+        times.append((driver.events.busy_us, sum(driver.events.spent_us)))
+    assert [sum(column) for column in zip(*times, strict=True)] == [5_000_000, 5_000_000]
+
+
 class Page:
     """Takes what a core's progress page would be told."""
 
