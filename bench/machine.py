@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from baton.system.cpu_wait import thread_times
+
 _PACKAGES = ("baton", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -56,14 +58,7 @@ def tree_cpu_s(pid: int) -> float:
 def tree_wait_s(pid: int) -> float:
     """Seconds for which the threads of a process and its living descendants could have run and had
     no core, all added."""
-    total_ns = 0
-    for process in process_tree(pid):
-        for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
-            try:
-                total_ns += int(file.read_text().split()[1])
-            except OSError:
-                continue  # the thread has just ended
-    return total_ns / 1e9
+    return sum(times.waited_s for _, times in thread_times(pid))
 
 
 def tree_memory_bytes(pid: int, without: str) -> tuple[int, int]:

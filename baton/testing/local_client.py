@@ -94,6 +94,9 @@ class LocalEngineClient:
             self._engine.expected_step_s(),
         )
 
+    def starved_s(self, elapsed_s: float) -> float:
+        return 0.0
+
     def kill(self) -> None:
         self._suspects = self.progress().request_ids
         self._death.set()

@@ -4,8 +4,10 @@ The core shows on its progress page where it is. It stands still when a step, or
 longer than `stall_factor` times what the step should take; how full it is does not matter. While
 nothing runs, a probe (`Probe` in `engine/protocol/messages.py`) makes it step now and then. Only
 time in which the front itself ran is counted: a machine that pauses both does not make the core
-look dead. Decides what is the matter, not what to do about it; only a core that hangs for good is
-ended here, so that its supervisor starts another (decision 0022).
+look dead. Time in which the core waited for a CPU does not count either, up to a bound: beside
+programs that take its CPUs it is slow, and to call it stalled would end its streams. Decides what
+is the matter, not what to do about it; only a core that hangs for good is ended here, so that its
+supervisor starts another (decision 0022).
 """
 
 import asyncio
@@ -37,6 +39,8 @@ class WatchLimits:
     first_step_s: float = 60.0
     # One that stands still for so much longer is ended.
     hang_s: float = 10.0
+    # A core that waits for a CPU is given so much more time in one step, and no more.
+    max_starved_s: float = 60.0
     # An idle core is probed this often.
     probe_s: float = 3.0
 
@@ -64,6 +68,8 @@ class CoreWatch:
         # Since the core moved last: with something to do, and with nothing.
         self._still_s = 0.0
         self._idle_s = 0.0
+        # Since then, and not counted in `_still_s`: it waited for a CPU.
+        self._starved_s = 0.0
 
     def on_change(self, listener: Callable[[bool], None]) -> None:
         """Call `listener` with True when the core stands still, with False when it moves again."""
@@ -87,15 +93,29 @@ class CoreWatch:
         progress = self._client.progress()
         seen = (progress.step, progress.num_commands)
         is_owing = progress.is_busy or progress.num_commands < self._client.num_commands_sent
+        limit_s = self._limits.limit_s(progress)
         if seen != self._seen:
             self._seen = seen
-            self._still_s = self._idle_s = 0.0
+            self._still_s = self._idle_s = self._starved_s = 0.0
         elif is_owing:
-            self._still_s += elapsed_s
+            self._still_s += elapsed_s - self._count_starved(elapsed_s, limit_s)
         else:
-            self._still_s = 0.0
+            self._still_s = self._starved_s = 0.0
             self._probe_when_due(elapsed_s)
-        self._check_progress(self._limits.limit_s(progress))
+        self._check_progress(limit_s)
+
+    def _count_starved(self, elapsed_s: float, limit_s: float) -> float:
+        """The part of `elapsed_s` that is forgiven; looks only once half the limit has passed."""
+        if self._still_s < limit_s / 2:
+            return 0.0
+        left_s = self._limits.max_starved_s - self._starved_s
+        starved_s = min(self._client.starved_s(elapsed_s), left_s)
+        was_in_time = self._still_s + self._starved_s <= limit_s
+        self._starved_s += starved_s
+        instruments.CORE_STARVED_SECONDS.inc(starved_s)
+        if was_in_time and self._still_s + self._starved_s > limit_s:
+            _log.warning("core_starved", step=self._seen[0], limit_s=round(limit_s, 3))
+        return starved_s
 
     def _probe_when_due(self, elapsed_s: float) -> None:
         self._idle_s += elapsed_s

@@ -110,6 +110,9 @@ DECODE_DISCONNECTED_GATEWAYS = Counter(
 CORE_STALLS = Counter(
     "baton_core_stalls", "Stalls of the engine core: it had work and made no progress"
 )
+CORE_STARVED_SECONDS = Counter(
+    "baton_core_starved_seconds", "Time in which the engine core stood still for want of a CPU"
+)
 
 _TRANSPORTS = ("shm", "nixl", "grpc")
 _DROPPED = [(cause,) for cause in DropCause if cause != DropCause.REPEAT]

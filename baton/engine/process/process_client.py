@@ -37,6 +37,7 @@ from baton.engine.protocol.progress_page import (
     ProgressPage,
     read_left_page,
 )
+from baton.system.cpu_wait import CpuWait
 from baton.system.frames import FrameDecoder, encode_frame
 from baton.system.memory_file import (
     create_memory_file,
@@ -146,6 +147,7 @@ class ProcessEngineClient:
         self._link = link
         self._page = page
         self._page_file = page_file
+        self._cpu_wait = CpuWait(process.pid)
         self._is_ended = False
 
     @classmethod
@@ -204,6 +206,9 @@ class ProcessEngineClient:
 
     def progress(self) -> CoreProgress:
         return self._page.read()
+
+    def starved_s(self, elapsed_s: float) -> float:
+        return self._cpu_wait.last_s(elapsed_s)
 
     def kill(self) -> None:
         if self._process.returncode is None:

@@ -57,6 +57,9 @@ class EngineClient(Protocol):
     def progress(self) -> CoreProgress:
         """Read the progress page."""
 
+    def starved_s(self, elapsed_s: float) -> float:
+        """The part of the last `elapsed_s` in which the core could have run and had no CPU."""
+
     def kill(self) -> None:
         """End the core at this instant, whatever it does: `events` raises CoreDied."""
 

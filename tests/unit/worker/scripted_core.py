@@ -65,6 +65,9 @@ class ScriptedCore:
     def progress(self) -> CoreProgress:
         return CoreProgress(self._step, self.is_stuck, (), self.num_commands_sent, 0.01)
 
+    def starved_s(self, elapsed_s: float) -> float:
+        return 0.0
+
     def kill(self) -> None: ...
 
     async def close(self) -> None: ...

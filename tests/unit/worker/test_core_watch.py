@@ -5,7 +5,9 @@ from baton.engine.protocol.progress_page import CoreProgress
 from baton.testing.virtual_clock import VirtualClock
 from baton.worker.core_watch import CoreWatch, WatchLimits
 
-LIMITS = WatchLimits(stall_s=1.5, stall_factor=10, first_step_s=60, hang_s=10, probe_s=3)
+LIMITS = WatchLimits(
+    stall_s=1.5, stall_factor=10, first_step_s=60, hang_s=10, probe_s=3, max_starved_s=60
+)
 
 
 class PagedCore:
@@ -16,6 +18,8 @@ class PagedCore:
         self.num_commands_sent = 2
         self.sent: list[object] = []
         self.is_killed = False
+        # The part of all time in which it waits for a CPU.
+        self.starved_share = 0.0
 
     def progress(self) -> CoreProgress:
         return self.page
@@ -23,6 +27,9 @@ class PagedCore:
     def send(self, command: object) -> None:
         self.sent.append(command)
         self.num_commands_sent += 1
+
+    def starved_s(self, elapsed_s: float) -> float:
+        return self.starved_share * elapsed_s
 
     def kill(self) -> None:
         self.is_killed = True
@@ -155,3 +162,46 @@ def test_a_core_that_hangs_for_good_is_ended(core: PagedCore, watch: CoreWatch) 
     assert not core.is_killed
     pass_time(watch, 0.4)
     assert core.is_killed
+
+
+def test_a_core_that_waits_for_a_cpu_is_slow_and_not_stalled(core, watch) -> None:
+    core.step()
+    core.starved_share = 1.0
+    pass_time(watch, 30)
+    assert not watch.is_stalled
+    assert not core.is_killed
+
+
+def test_a_core_that_has_waited_for_a_cpu_and_then_hangs_is_found(core, watch) -> None:
+    core.step()
+    core.starved_share = 1.0
+    pass_time(watch, 30)
+    core.starved_share = 0.0
+    pass_time(watch, 1.0)
+    assert watch.is_stalled
+
+
+def test_time_in_which_a_starved_core_did_run_counts(core, watch) -> None:
+    core.step()
+    core.starved_share = 0.75
+    pass_time(watch, 3.6)
+    assert not watch.is_stalled
+    pass_time(watch, 0.4)
+    assert watch.is_stalled
+
+
+def test_a_core_may_wait_for_a_cpu_only_so_long(core, watch) -> None:
+    core.step()
+    core.starved_share = 1.0
+    pass_time(watch, 61)
+    assert not watch.is_stalled
+    pass_time(watch, 1.5)
+    assert watch.is_stalled
+
+
+def test_patience_with_a_starved_core_begins_anew_with_each_step(core, watch) -> None:
+    core.starved_share = 1.0
+    for _ in range(4):
+        core.step()
+        pass_time(watch, 50)
+        assert not watch.is_stalled

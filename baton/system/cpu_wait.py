@@ -1,0 +1,62 @@
+"""How long a process wanted a CPU and had none: the kernel's figures of each of its threads.
+
+`/proc/PID/task/TID/schedstat` has the time that a thread ran and the time that it was ready and
+waited for a CPU. The kernel adds a wait when it is over: of one that lasts it shows only that the
+thread is ready (state R) and does not run. Waiting for a lock, a disk or a signal is no such wait.
+Where there are no such files, nothing is known and no wait is found.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_READY = "R"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTimes:
+    """The kernel's figures of one thread, since it began."""
+
+    ran_s: float
+    waited_s: float
+    is_ready: bool  # it runs or would, were there a CPU
+
+    def wait_s(self, before: "ThreadTimes", elapsed_s: float) -> float:
+        """The part of the last `elapsed_s` in which the thread waited for a CPU."""
+        known_s = self.waited_s - before.waited_s
+        going_on_s = elapsed_s - (self.ran_s - before.ran_s) if self.is_ready else 0.0
+        return min(elapsed_s, max(0.0, known_s, going_on_s))
+
+
+class CpuWait:
+    """Looks at the threads of one process and of its children, from call to call."""
+
+    def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
+        self._pid = pid
+        self._proc = proc
+        self._threads: dict[Path, ThreadTimes] = {}
+
+    def last_s(self, elapsed_s: float) -> float:
+        """The longest wait of a thread within the last `elapsed_s`; 0 in the first call."""
+        before, self._threads = self._threads, dict(thread_times(self._pid, self._proc))
+        waits = (
+            times.wait_s(before[folder], elapsed_s)
+            for folder, times in self._threads.items()
+            if folder in before
+        )
+        return max(waits, default=0.0)
+
+
+def thread_times(pid: int, proc: Path = Path("/proc")) -> Iterator[tuple[Path, ThreadTimes]]:
+    """The threads of a process and of its children, by their folders."""
+    for folder in (proc / str(pid) / "task").glob("*"):
+        try:
+            ran_ns, waited_ns, *_ = map(int, (folder / "schedstat").read_text().split())
+            # The state follows the name, which stands in brackets and may have some itself.
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+            children = (folder / "children").read_text().split()
+        except (OSError, ValueError):
+            continue  # the thread has just ended, or this kernel does not tell
+        yield folder, ThreadTimes(ran_ns / 1e9, waited_ns / 1e9, state == _READY)
+        for child in children:
+            yield from thread_times(int(child), proc)
