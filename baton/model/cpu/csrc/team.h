@@ -1,7 +1,9 @@
 // The threads of one parallel region. They meet at barriers; between these each takes the units of
 // its own share of the work in order, then what is left of the others', so that weights are read
-// in long runs and a thread which the system has put aside delays the others by one unit only. The
-// OpenMP runtime's own barriers sleep or spin as its environment says, and cost microseconds.
+// in long runs and a thread which the system has put aside delays the others by one unit only. Who
+// waits spins for a moment and then sleeps: to spin, or to yield, on a core that others want costs
+// the thread its turn just when the one it waits for is back. The OpenMP runtime's own barriers
+// sleep or spin as its environment says, and cost microseconds.
 #pragma once
 
 #include <omp.h>
@@ -10,7 +12,13 @@
 #include <memory>
 
 #if defined(__linux__)
-#include <sched.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#else
+#include <thread>
 #endif
 
 namespace baton {
@@ -49,10 +57,15 @@ class Team {
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads) {
             arrived_.store(0, std::memory_order_relaxed);
             for (int i = 0; i < num_threads; ++i) taken_[i].count.store(0, std::memory_order_relaxed);
-            phase_.store(phase + 1, std::memory_order_release);
+            phase_.store(phase + 1);
+            if (num_asleep_.load() > 0) wake();
             return;
         }
-        for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) pause(spins);
+        for (int spins = 0; spins < kSpins; ++spins) {
+            if (phase_.load(std::memory_order_acquire) != phase) return;
+            pause();
+        }
+        sleep(phase);
     }
 
    private:
@@ -60,24 +73,38 @@ class Team {
         std::atomic<int> count{0};
     };
 
-    // Some 50 us of spinning, then the processor is offered to whoever else wants it.
-    static void pause(int spins) {
-#if defined(__linux__)
-        if (spins > kSpins) {
-            sched_yield();
-            return;
-        }
-#endif
+    static void pause() {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
     }
+
+    // Returns when the phase is over. Whoever ends it sees either that this thread is asleep, or
+    // it is this thread that sees the new phase: both sides order their write before their read.
+    void sleep(int phase) {
+        num_asleep_.fetch_add(1);
+        while (phase_.load() == phase) wait_for_change(phase);
+        num_asleep_.fetch_sub(1, std::memory_order_relaxed);
+    }
+
+#if defined(__linux__)
+    void wait_for_change(int phase) {
+        syscall(SYS_futex, &phase_, FUTEX_WAIT_PRIVATE, phase, nullptr, nullptr, 0);
+    }
+
+    void wake() { syscall(SYS_futex, &phase_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+#else
+    void wait_for_change(int) { std::this_thread::yield(); }
+
+    void wake() {}
+#endif
 
     static constexpr int kSpins = 1000;
     std::unique_ptr<Taken[]> taken_;
     std::atomic<int> num_threads_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> phase_{0};
+    std::atomic<int> num_asleep_{0};
 };
 
 }  // namespace baton
