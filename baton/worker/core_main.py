@@ -5,16 +5,21 @@ options. A model that cannot be served is told to the front in one line; this pr
 """
 
 import gc
+import os
 
 # The imports below and the model make millions of objects that stay: collecting among them costs a
 # tenth to a quarter of the time to load. main() leaves the modules out of each collection, and
 # turns the collector on again.
 if __name__ == "__main__":
     gc.disable()
+    # Between two steps the other threads wait for the next one. OpenMP lets them look 300,000 times
+    # for it, some ten milliseconds, and where others want the CPUs that costs them their turn. This
+    # many last about as long as a step's bookkeeping. Read once, when torch is imported.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import argparse
 import logging
-import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
