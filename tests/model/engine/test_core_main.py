@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from baton.engine.process.process_client import EngineSpec, ProcessEngineClient
 from baton.engine.protocol.client import CoreNotStarted
-from baton.engine.protocol.messages import AddSequence, SamplingParams
+from baton.engine.protocol.messages import AddSequence, SamplingParams, Shutdown
 from baton.model.load.load import LoadOptions, load_model
 from baton.model.torch_runner import TorchRunner
 from tests import needs
@@ -25,6 +26,7 @@ def _args(folder, *more: str) -> list[str]:
     return ["--model", str(folder), "--dtype", "float32", *more]
 
 
+@needs.linux
 async def test_a_core_process_generates_what_the_reference_does(
     model_folder, load_tiny, prompts, monkeypatch, tmp_path
 ):
@@ -37,6 +39,7 @@ async def test_a_core_process_generates_what_the_reference_does(
     )
     try:
         tokens = await _generate(client, prompts[0], 12)
+        await _ended_by_itself(client)
     finally:
         await client.close()
     assert client.info.model_name == "qwen3"
@@ -73,6 +76,20 @@ def test_a_ready_model_holds_no_page_of_its_file(model_folder, tmp_path):
     runner = TorchRunner(loaded)
     assert runner.vocab_size == loaded.vocab_size
     assert str(folder) not in Path("/proc/self/maps").read_text()
+
+
+async def _ended_by_itself(client: ProcessEngineClient) -> None:
+    """Until the core has left: `close` would end it within seconds, whatever it still writes."""
+    ended = asyncio.Event()
+    pidfd = os.pidfd_open(client.pid)
+    asyncio.get_running_loop().add_reader(pidfd, ended.set)
+    try:
+        client.send(Shutdown())
+        async with asyncio.timeout(200):
+            await ended.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
 
 
 async def _generate(client: ProcessEngineClient, prompt: list[int], num_tokens: int) -> list[int]:
