@@ -43,6 +43,51 @@ STEP_BATCH_SIZE = Histogram(
     _MODEL,
     buckets=(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512),
 )
+# Of workers with vLLM alone, which counts them.
+WAITING_BY_REASON = Gauge(
+    "vllm:num_requests_waiting_by_reason",
+    "Requests that wait, by reason: capacity (for blocks or a place), deferred (for KV from a "
+    "prefill worker)",
+    (*_MODEL, "reason"),
+)
+KV_FETCHES_BY_STAGE = Gauge(
+    "vllm:num_requests_kv_fetch_by_stage",
+    "Requests whose KV comes from a prefill worker, by stage: waiting_to_start, in_progress, "
+    "completed_waiting",
+    (*_MODEL, "stage"),
+)
+EXTERNAL_CACHE_QUERIES = Counter(
+    "vllm:external_prefix_cache_queries", "Prompt tokens that were not cached here", _MODEL
+)
+EXTERNAL_CACHE_HITS = Counter(
+    "vllm:external_prefix_cache_hits", "Those that a prefill worker was asked for", _MODEL
+)
+PROMPT_TOKENS_BY_SOURCE = Counter(
+    "vllm:prompt_tokens_by_source",
+    "Prompt tokens of sequences that have begun their answer, by source: local_compute, "
+    "local_cache_hit, external_kv_transfer (from a prefill worker)",
+    (*_MODEL, "source"),
+)
+PROMPT_TOKENS_CACHED = Counter(
+    "vllm:prompt_tokens_cached", "Those that were not computed here", _MODEL
+)
+PREFILL_COMPUTED_TOKENS = Histogram(
+    "vllm:request_prefill_kv_computed_tokens",
+    "Tokens of a prompt that were computed here",
+    _MODEL,
+    buckets=(1, 10, 100, 1_000, 10_000, 100_000),
+)
+REQUEST_PREEMPTIONS = Histogram(
+    "vllm:request_num_preemptions",
+    "Preemptions of an answer until its end",
+    _MODEL,
+    buckets=(0, 1, 2, 5, 10, 20),
+)
+LORA_REQUESTS = Gauge(
+    "vllm:lora_requests_info",
+    "The time of the last report; its labels tell the adapters that are in use and waited for",
+    ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+)
 KV_BLOCKS = Gauge("baton_kv_blocks", "Blocks in the KV pool", _MODEL)
 CACHE_CONFIG_INFO = Gauge(
     "vllm:cache_config_info",

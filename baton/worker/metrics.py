@@ -1,10 +1,11 @@
 """The worker's metrics, from the core's step events and the fronts' own counts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from baton.engine.protocol.engine_time import EngineTimes
 from baton.engine.protocol.messages import EngineInfo, StepEvents
+from baton.engine.protocol.vllm_stats import VllmStats
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2
 from baton.worker import instruments
@@ -75,6 +76,66 @@ class WorkerMetrics:
         self._usage.set(num_used / self._num_blocks)
 
 
+class VllmMetrics:
+    """What vLLM counts of itself, under its own names; `observe` takes every step. `adapters` tells
+    the names of adapters, by fingerprint."""
+
+    def __init__(
+        self, info: EngineInfo, adapters: Callable[[], Mapping[str, str]], clock: Clock
+    ) -> None:
+        self._model = (info.model_name, "0")
+        self._num_adapters = info.num_adapter_slots
+        self._adapters = adapters
+        self._clock = clock
+        self._lora_labels: tuple[str, ...] | None = None
+        self._computed_tokens = instruments.PREFILL_COMPUTED_TOKENS.labels(*self._model)
+        self._preemptions = instruments.REQUEST_PREEMPTIONS.labels(*self._model)
+        self._take(VllmStats())
+
+    def observe(self, events: StepEvents) -> None:
+        """Take in one turn of the core."""
+        if events.vllm is not None:
+            self._take(events.vllm)
+
+    def _take(self, stats: VllmStats) -> None:
+        model = self._model
+        waiting = {"capacity": stats.num_waiting, "deferred": stats.num_deferred}
+        for reason, number in waiting.items():
+            instruments.WAITING_BY_REASON.labels(*model, reason).set(number)
+        for stage, number in stats.num_kv_fetches.items():
+            instruments.KV_FETCHES_BY_STAGE.labels(*model, stage).set(number)
+        instruments.EXTERNAL_CACHE_QUERIES.labels(*model).inc(stats.num_external_queries)
+        instruments.EXTERNAL_CACHE_HITS.labels(*model).inc(stats.num_external_hits)
+        sources = {
+            "local_compute": stats.num_computed_tokens,
+            "local_cache_hit": stats.num_cached_tokens,
+            "external_kv_transfer": stats.num_handed_over_tokens,
+        }
+        for source, number in sources.items():
+            instruments.PROMPT_TOKENS_BY_SOURCE.labels(*model, source).inc(number)
+        num_cached = stats.num_cached_tokens + stats.num_handed_over_tokens
+        instruments.PROMPT_TOKENS_CACHED.labels(*model).inc(num_cached)
+        for num_tokens in stats.computed_prompts:
+            self._computed_tokens.observe(num_tokens)
+        for number in stats.preemptions:
+            self._preemptions.observe(number)
+        if self._num_adapters:
+            self._tell_adapters(stats)
+
+    def _tell_adapters(self, stats: VllmStats) -> None:
+        """One series at a time: each set of adapters would leave another one behind."""
+        names = self._adapters()
+        labels = (
+            str(self._num_adapters),
+            _joined(names, stats.waiting_adapters),
+            _joined(names, stats.running_adapters),
+        )
+        if self._lora_labels not in (None, labels):
+            instruments.LORA_REQUESTS.remove(*self._lora_labels)
+        self._lora_labels = labels
+        instruments.LORA_REQUESTS.labels(*labels).set(self._clock.unix())
+
+
 def totals_of(
     times: EngineTimes, boot_epoch: int, clock: Clock
 ) -> Callable[[], router_pb2.EngineTotals]:
@@ -95,3 +156,7 @@ def totals_of(
 def _seconds(totals: Callable[[], router_pb2.EngineTotals], name: str) -> float:
     microseconds: int = getattr(totals(), name)
     return microseconds / 1e6
+
+
+def _joined(names: Mapping[str, str], fingerprints: Iterable[str]) -> str:
+    return ",".join(sorted(names[each] for each in fingerprints if each in names))

@@ -36,7 +36,7 @@ from baton.worker.core_watch import CoreWatch, WatchLimits
 from baton.worker.deps import WorkerDeps
 from baton.worker.dispatch import EngineDispatcher
 from baton.worker.grammar_gate import GrammarGate
-from baton.worker.metrics import WorkerMetrics, totals_of
+from baton.worker.metrics import VllmMetrics, WorkerMetrics, totals_of
 from baton.worker.reports import ReportLog
 from baton.worker.reports_servicer import WorkerReportsServicer
 from baton.worker.settings import Settings
@@ -100,6 +100,8 @@ def make_parts(
     totals = totals_of(dispatcher.times, boot_epoch, clock)
     reports = ReportLog(register, lambda: dispatcher.send(SnapshotHashes()), totals)
     watch.on_change(reports.set_stalled)
+    if client.info.engine != "baton":
+        dispatcher.observe(VllmMetrics(client.info, reports.adapter_names, clock).observe)
     return WorkerDeps(
         worker_id=worker_id,
         boot_epoch=boot_epoch,

@@ -112,6 +112,11 @@ class ReportLog:
             newest = _SHARE_OF_NEWEST_WAIT if mean_s else 1.0
             self.load.step_wait_s = mean_s + newest * (wait_s - mean_s)
 
+    def adapter_names(self) -> dict[str, str]:
+        """The names of the adapters that the worker serves, by fingerprint."""
+        adapters = () if self.adapters is None else self.adapters.adapters
+        return {each.fingerprint: each.name for each in adapters}
+
     def serve_adapters(self, adapters: worker_pb2.AdapterList) -> None:
         """The adapters that the worker serves from now on."""
         self.adapters = adapters

@@ -24,6 +24,7 @@ if VLLM_PYTHON:
 else:
     collect_ignore = [
         "test_vllm_stack.py",
+        "test_vllm_stats.py",
         "test_mixed_engines.py",
         "test_tensor_parallel.py",
         "test_first_steps.py",

@@ -22,6 +22,7 @@ from baton.engine.protocol.messages import (
     StepEvents,
     TokenLogprobs,
 )
+from baton.engine.protocol.vllm_stats import VllmStats
 from baton.testing import engine_driver
 from baton.wire.prefix_hash import split_hashes
 
@@ -54,6 +55,9 @@ class DrivenCore:
         # The sequences that got a token in each step.
         self.shared_steps: list[set[int]] = []
         self.cached: set[bytes] = set()
+        # Tokens and sequences of each step.
+        self.step_sizes: list[tuple[int, int]] = []
+        self.vllm: list[VllmStats] = []
         self.last: StepEvents | None = None
         self.adapters: AdaptersServed | None = None
         self._last_seq_id = 0
@@ -216,6 +220,10 @@ class DrivenCore:
 
     def _take(self, events: StepEvents) -> None:
         self.last = events
+        if events.num_step_seqs:
+            self.step_sizes.append((events.num_step_tokens, events.num_step_seqs))
+        if events.vllm is not None:
+            self.vllm.append(events.vllm)
         self.adapters = events.adapters or self.adapters
         for admitted in events.admitted:
             self.admitted[admitted.seq_id] = admitted.num_cached_blocks

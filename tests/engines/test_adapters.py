@@ -65,6 +65,7 @@ def test_adapters_and_the_model_in_one_batch_answer_as_vllm_does_alone(
     together = answers_together(core, names, key)  # now that the prompts are cached
     assert together == first
     assert any(len(step) == len(names) for step in core.shared_steps)
+    assert sorted(names[1:]) in [each.running_adapters for each in core.vllm]
     paths = ["", *map(str, folders[:NUM_ADAPTER_SLOTS])]
     asked = json.dumps({"prompt": PROMPT, "num_tokens": NUM_TOKENS, "adapters": paths})
     program = [VLLM_PYTHON, "-m", "tests.engines.lone_vllm", str(MODEL)]

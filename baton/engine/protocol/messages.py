@@ -26,6 +26,7 @@ from baton.engine.protocol.device_messages import (
 )
 from baton.engine.protocol.pooled_messages import Pooled
 from baton.engine.protocol.reasons import FinishReason, RefusalReason
+from baton.engine.protocol.vllm_stats import VllmStats
 from baton.system.violation import Violation
 from baton.wire.kv_spec import KVSpec
 from baton.wire.pooling import Pooling
@@ -389,6 +390,7 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     left_block_us: list[int] = []
     pooled: list[Pooled] = []
     adapters: AdaptersServed | None = None
+    vllm: VllmStats | None = None
 
 
 CoreMessage = EngineInfo | LoadFailed | StepEvents

@@ -96,7 +96,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     config = _engine_config(options)
     on_fork(link.leave)
     ranks = OneRank if options.tensor_parallel == 1 else SeveralRanks
-    core = EngineCore(config, ranks, log_stats=False)
+    core = EngineCore(config, ranks, log_stats=True)
     name = f"vllm {VLLM_VERSION}"
     num_heads = config.model_config.get_total_num_kv_heads()
     kv_spec = kv_spec_of(core.scheduler.kv_cache_config, num_heads, name)

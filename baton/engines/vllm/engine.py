@@ -40,6 +40,7 @@ from baton.engines.vllm.ranks.connector import StepCopies
 from baton.engines.vllm.scheduler import Turns
 from baton.engines.vllm.sequences import VllmSequence, reason_at_start
 from baton.engines.vllm.state import VllmState, empty_events
+from baton.engines.vllm.stats import StatsBook
 from baton.engines.vllm.step_parts import StepParts
 from baton.engines.vllm.warm_up import warm_up
 from baton.system.clock import Clock
@@ -77,6 +78,7 @@ class VllmEngine:
         self._choices = Choices(state, self._arrivals)
         self._departures = Departures(state, self._masks)
         self._parts = StepParts(state)
+        self._stats = StatsBook(parts.core.scheduler)
         self._turns = Turns()
         self._page = ProgressPage(bytearray(PAGE_BYTES))
         self._send: Send = lambda events: None  # before the first turn nobody listens
@@ -190,8 +192,9 @@ class VllmEngine:
         ids = dict.fromkeys(seq.add.request_id for seq in parts)
         expected_s = self._pace.expect(self._parts.shares, parts)
         self._page.begin_step(self.step_index, ids, expected_s)
-        answers = self._state.events
-        if answers.admitted or answers.refused or answers.finished or answers.freed:
+        news = self._state.events
+        # A sequence's time in the queue ends when its first step begins.
+        if any((news.admitted, news.refused, news.started, news.finished, news.freed)):
             self._report()
 
     # The step.
@@ -234,6 +237,7 @@ class VllmEngine:
         if (fault := fault_of(seq)) is not None:
             self._fail(seq, fault)
             return
+        self._stats.take_output(seq, output)
         is_first = seq.next_index == seq.add.num_emitted
         self._parts.take_tokens(seq, output)
         if is_first and output.new_token_ids and seq.add.kind != "remote":
@@ -362,8 +366,10 @@ class VllmEngine:
         if events == nothing:
             return
         events.step = self.step_index
-        events.load = load_of(self._scheduler, list(state.seqs.values()), self._pace)
+        seqs = list(state.seqs.values())
+        events.load = load_of(self._scheduler, seqs, self._pace)
         events.load.num_waiting += self._choices.num_to_run
+        events.vllm = self._stats.take(seqs)
         state.events = empty_events(self.step_index)
         self._send(events)
 

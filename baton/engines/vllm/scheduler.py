@@ -66,6 +66,13 @@ class BatonScheduler(Scheduler):  # type: ignore[misc]
         """A request's blocks have come: others find them in the cache from now on."""
         super()._handle_blocked_waiting_request(request)
 
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """Nothing after a step: reports take the stats."""
+
+    def take_stats(self) -> Any:
+        """vLLM's SchedulerStats, with its counts since they were taken last."""
+        return super().make_stats()
+
     def _has_waiting(self, owner: StepOwner) -> bool:
         """A request waits for a place or for blocks, and for nothing else."""
         return any(

@@ -59,7 +59,9 @@ class StepBill:
         self._is_busy = True
         self._busy_us += step_us
         if shares:
-            events.spent_us = divide(step_us, [share.num_tokens for share in shares])
+            num_tokens = [share.num_tokens for share in shares]
+            events.num_step_seqs, events.num_step_tokens = len(shares), sum(num_tokens)
+            events.spent_us = divide(step_us, num_tokens)
             events.spent_seq_ids = [share.seq_id for share in shares]
             events.prefills = [
                 (place, events.spent_us[place] if share.is_redone else 0)

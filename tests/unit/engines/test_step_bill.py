@@ -20,6 +20,7 @@ def test_a_step_is_divided_by_tokens_and_prefill_is_told_apart() -> None:
     assert events.busy_us == sum(events.spent_us) == 100_000
     assert dict(zip(events.spent_seq_ids, events.spent_us, strict=True)) == {1: 90_000, 2: 10_000}
     assert events.prefills == [(0, 0)]
+    assert (events.num_step_seqs, events.num_step_tokens) == (2, 10)
 
 
 def test_what_a_preemption_took_is_told_as_computed_again() -> None:
