@@ -1,14 +1,12 @@
 """Answers of vLLM itself, without Baton: one prompt alone with each adapter, or with none.
 
-Run by the interpreter that has vLLM. Reads the prompt and the adapters' folders, and writes the
-tokens, as JSON.
+Run by the interpreter that has vLLM, and nothing of the tests' own. Reads the prompt, the adapters'
+folders and the sizes of the cores under test, and writes the tokens, as JSON.
 """
 
 import json
 import os
 import sys
-
-from tests.engines.conftest import OPTIONS
 
 
 def main(model: str) -> None:
@@ -29,8 +27,8 @@ def main(model: str) -> None:
         dtype="float32",
         enforce_eager=True,
         enable_lora=True,
-        block_size=int(OPTIONS["--block-size"]),
-        max_model_len=int(OPTIONS["--max-model-len"]),
+        block_size=asked["block_size"],
+        max_model_len=asked["max_model_len"],
         kv_cache_memory_bytes=20 * 2**20,
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=asked["num_tokens"], ignore_eos=True)

@@ -67,9 +67,17 @@ def test_adapters_and_the_model_in_one_batch_answer_as_vllm_does_alone(
     assert any(len(step) == len(names) for step in core.shared_steps)
     assert sorted(names[1:]) in [each.running_adapters for each in core.vllm]
     paths = ["", *map(str, folders[:NUM_ADAPTER_SLOTS])]
-    asked = json.dumps({"prompt": PROMPT, "num_tokens": NUM_TOKENS, "adapters": paths})
+    asked = {
+        "prompt": PROMPT,
+        "num_tokens": NUM_TOKENS,
+        "adapters": paths,
+        "block_size": core.block_size,
+        "max_model_len": core.info.max_model_len,
+    }
     program = [VLLM_PYTHON, "-m", "tests.engines.lone_vllm", str(MODEL)]
-    found = subprocess.run(program, input=asked, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        program, input=json.dumps(asked), capture_output=True, text=True, check=True
+    )
     alone = json.loads(found.stdout.splitlines()[-1])
     assert together == alone
     assert len(set(map(tuple, alone))) == len(names), "the adapters change nothing"

@@ -86,7 +86,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     from baton.engines.vllm.engine import VllmEngine, VllmParts
     from baton.engines.vllm.model_facts import end_token_ids, grammar_states, kv_spec_of
     from baton.engines.vllm.pace import StepPace
-    from baton.engines.vllm.ranks.executors import OneRank, SeveralRanks, on_fork
+    from baton.engines.vllm.ranks.executors import OneRank, SeveralRanks, crash_at_once, on_fork
     from baton.system.clock import SystemClock
     from baton.wire.fingerprint import model_fingerprint
 
@@ -97,6 +97,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     on_fork(link.leave)
     ranks = OneRank if options.tensor_parallel == 1 else SeveralRanks
     core = EngineCore(config, ranks, log_stats=True)
+    crash_at_once()  # now that all libraries are loaded
     name = f"vllm {VLLM_VERSION}"
     num_heads = config.model_config.get_total_num_kv_heads()
     kv_spec = kv_spec_of(core.scheduler.kv_cache_config, num_heads, name)

@@ -10,6 +10,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -93,6 +94,14 @@ def on_fork(leave_front: Callable[[], None]) -> None:
     """Have each process that is forked from now on end with this one, and leave the front to it."""
     os.register_at_fork(after_in_child=leave_front)
     os.register_at_fork(after_in_child=die_with_parent)
+    os.register_at_fork(after_in_child=crash_at_once)
+
+
+def crash_at_once() -> None:
+    """Let a crash end this process at once. A library of vLLM's (tvm_ffi) reports one first, for
+    seconds, in which the core would be taken for one that stands still."""
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _end_with_the_first(ends: Sequence[int]) -> None:
