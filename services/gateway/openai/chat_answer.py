@@ -179,7 +179,7 @@ class ChatAnswer:
             "created": identity.created_unix_s,
             "model": identity.model,
             "service_tier": "default",
-            "system_fingerprint": f"fp_{identity.model_fp[:12]}",
+            "system_fingerprint": identity.system_fingerprint,
         }
 
 

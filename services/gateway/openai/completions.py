@@ -277,7 +277,7 @@ class CompletionAnswer:
             "object": "text_completion",
             "created": self._identity.created_unix_s,
             "model": self._identity.model,
-            "system_fingerprint": f"fp_{self._identity.model_fp[:12]}",
+            "system_fingerprint": self._identity.system_fingerprint,
         }
 
 

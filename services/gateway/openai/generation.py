@@ -324,7 +324,7 @@ class Identity:
     created_unix_s: int
     # The public name that the client asked for.
     model: str
-    model_fp: str
+    system_fingerprint: str
     num_choices: int
     # Of the first prompt, where there is a list of them.
     num_prompt_tokens: int = 0

@@ -359,7 +359,7 @@ def _token_identity(valid: ValidRequest) -> Identity:
         request_id=valid.request_id,
         created_unix_s=0,
         model=valid.request.model,
-        model_fp=valid.model.model_fp,
+        system_fingerprint=valid.model.system_fingerprint,
         num_choices=0,
         max_model_len=valid.model.max_model_len,
     )
@@ -370,7 +370,7 @@ def _identity(job: Job, trace: RequestTrace) -> Identity:
         request_id=job.request_id,
         created_unix_s=int(trace.started_unix_s),
         model=job.request.model,
-        model_fp=job.model.model_fp,
+        system_fingerprint=job.model.system_fingerprint,
         num_choices=job.request.num_choices,
         num_prompt_tokens=job.prompt.num_tokens,
         usage_at=trace.usage.for_client,

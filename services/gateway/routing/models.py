@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import chain, islice
 
 from baton.system.clock import Clock
@@ -54,6 +55,14 @@ class ServedModel:
     # Of a LoRA adapter: its fingerprint, and the name of the model that it is computed with.
     adapter: str = ""
     base: str = ""
+
+    @property
+    def system_fingerprint(self) -> str:
+        """What computed an answer, as OpenAI names it: other weights, another one."""
+        weights = self.model_fp
+        if self.adapter:
+            weights = sha256(f"{self.model_fp} {self.adapter}".encode()).hexdigest()
+        return f"fp_{weights[:12]}"
 
     @classmethod
     def all_of(cls, state: router_pb2.ModelState) -> "list[ServedModel]":

@@ -144,6 +144,14 @@ def test_an_adapter_is_a_model_of_its_own_with_a_base() -> None:
         names.resolve("poems", ["demo"])
 
 
+def test_answers_of_a_model_and_of_each_adapter_have_fingerprints_of_their_own() -> None:
+    names = directory()
+    names.update([serving(("poems", "a1"), ("code", "b2"))])
+    found = {names.resolve(name, []).system_fingerprint for name in ("demo", "poems", "code")}
+    assert len(found) == 3
+    assert names.resolve("demo", []).system_fingerprint == "fp_fp-demo"
+
+
 def test_an_adapter_without_a_ready_worker_is_known_and_away() -> None:
     names = directory()
     names.update([serving(("poems", "a1"), ready=False)])
