@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from baton.localstack.home import Home, StackState
-from baton.localstack.readiness import stack_reason
+from baton.localstack.readiness import served_models, stack_reason
+from baton.wire.guarantees import LEVELS, guarantees_of
+from baton.wire.v1 import router_pb2
 
 _DOWN_TIMEOUT_S = 60
 _POLL_S = 0.1
@@ -50,10 +52,25 @@ def table(state: StackState) -> str:
     )
 
 
+def model_lines(model: router_pb2.ModelState) -> list[str]:
+    """What a model's engines guarantee, a line for each level, and what they refuse."""
+    known = guarantees_of(model.engines)
+    lines = [f"{model.name}  engine {', '.join(model.engines)}"]
+    for level in reversed(LEVELS):
+        if names := [name for name, each in known.items() if each == level]:
+            lines.append(f"  {level:<9} {', '.join(names)}")
+    if model.unsupported:
+        lines.append(f"  {'refused':<9} {', '.join(sorted(model.unsupported))}")
+    return lines
+
+
 def _status(_: argparse.Namespace) -> int:
     state = running_state(Home.of_environment())
     reason = asyncio.run(stack_reason(state.endpoints()))
+    models = asyncio.run(served_models(state.endpoints()))
     print(table(state))
+    for model in models:
+        print("", *model_lines(model), sep="\n")
     print(f"\nbase URL {state.base_url}  {'not ready: ' + reason if reason else 'ready'}")
     return 1 if reason else 0
 

@@ -77,6 +77,16 @@ async def _health_reason(name: str, endpoint: str) -> str | None:
 
 async def _router_reason(name: str, endpoint: str, worker_ids: set[str]) -> str | None:
     """Names the workers that this router does not count as ready; itself while it is away."""
+    view = await _view(endpoint)
+    if view is None:
+        return f"{name} not ready"
+    workers = [worker for model in view.models for worker in model.workers]
+    missing = worker_ids - {worker.worker_id for worker in workers if worker.ready}
+    return f"{', '.join(sorted(missing))} not ready" if missing else None
+
+
+async def _view(endpoint: str) -> router_pb2.WatchAdmissionResponse | None:
+    """What a router knows of the fleet; None while it is away."""
     async with open_channel(endpoint) as channel:
         watch = router_pb2_grpc.RouterStub(channel).WatchAdmission(
             router_pb2.WatchAdmissionRequest(), timeout=_TIMEOUT_S
@@ -84,13 +94,18 @@ async def _router_reason(name: str, endpoint: str, worker_ids: set[str]) -> str 
         try:
             view = await watch.read()
         except grpc.aio.AioRpcError:
-            return f"{name} not ready"
+            return None
         watch.cancel()
-    if view is grpc.aio.EOF:
-        return f"{name} not ready"
-    workers = [worker for model in view.models for worker in model.workers]
-    missing = worker_ids - {worker.worker_id for worker in workers if worker.ready}
-    return f"{', '.join(sorted(missing))} not ready" if missing else None
+    return None if view is grpc.aio.EOF else view
+
+
+async def served_models(endpoints: Mapping[str, str]) -> list[router_pb2.ModelState]:
+    """The models with ready workers, as the first router that answers knows them."""
+    for name, endpoint in endpoints.items():
+        if is_replica(name, "router") and (view := await _view(endpoint)) is not None:
+            models = sorted(view.models, key=lambda model: model.name)
+            return [model for model in models if any(worker.ready for worker in model.workers)]
+    return []
 
 
 def _reasons(body: bytes) -> str:

@@ -3,7 +3,8 @@
 Beyond OpenAI's fields: vLLM's `max_model_len` (the tokens that prompt and answer may have
 together), what the model can be asked for, and the syntaxes in which it writes calls and reasoning.
 These are in the model's files, and left out while no tokenizer gives them. The engines that compute
-it, and the parameters that those refuse, are what its workers say. A LoRA adapter names the model
+it, and the parameters that those refuse, are what its workers say; what they all guarantee is what
+the suite of engines has found. A LoRA adapter names the model
 that it is computed with as its `parent`, as vLLM has it.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from baton.wire.failures import BatonError, ModelNotFound, did_you_mean, quoted
+from baton.wire.guarantees import guarantees_of
 from services.gateway.routing.models import ModelDirectory, ServedModel
 from services.gateway.text.detokenize import MAX_MODELS, Artifacts, TextModel
 
@@ -57,9 +59,12 @@ class ModelCards:
         models = self._directory.ready_behind(name)
         if not models:
             return card
-        card["engines"] = sorted({engine for model in models for engine in model.engines})
+        engines = sorted({engine for model in models for engine in model.engines})
+        card["engines"] = engines
         if models[0].base:
             card["parent"] = models[0].base
+        if known := guarantees_of(engines):
+            card["guarantees"] = known
         lacking = frozenset().union(*(model.unsupported for model in models))
         card["unsupported_parameters"] = sorted(lacking - _ENDPOINTS)
         return {**card, **await self._abilities(models)} if knows_files else card

@@ -313,6 +313,7 @@ class ModelCard(Struct):
     capabilities: dict[str, bool] | UnsetType = UNSET
     engines: list[str] | UnsetType = UNSET
     unsupported_parameters: list[str] | UnsetType = UNSET
+    guarantees: dict[str, Literal["yes", "expected", "no"]] | UnsetType = UNSET
     tool_syntax: str | UnsetType | None = UNSET
     reasoning_syntax: str | UnsetType | None = UNSET
 

@@ -54,6 +54,9 @@ def test_a_card_names_engines_and_what_they_refuse() -> None:
 
     async def scenario(fleet: Fleet) -> None:
         found = await cards(fleet)
+        failover = "greedy_answer_after_failover"
+        levels = {name: card["guarantees"][failover] for name, card in found.items()}
+        assert levels == {"demo": "yes", "other": "expected", "both": "expected"}
         refused = ["response_format", "use_beam_search"]
         told = {
             name: (card["engines"], card["unsupported_parameters"]) for name, card in found.items()

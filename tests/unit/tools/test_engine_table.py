@@ -1,6 +1,19 @@
 """The page of engines has what a run of the suite has found, test by test."""
 
-from tools.engine_table import HEADING, PAGE, SUITE, names_of, results_of, sentence_of, table_of
+import json
+
+from baton.wire import guarantees
+from tools.engine_table import (
+    GUARANTEES,
+    HEADING,
+    PAGE,
+    SUITE,
+    guarantees_of,
+    names_of,
+    results_of,
+    sentence_of,
+    table_of,
+)
 
 RUN = """<testsuites><testsuite>
 <testcase name="test_it_stops[baton-1]"><properties><property name="engine" value="baton"/>
@@ -30,3 +43,25 @@ def test_the_page_has_results_of_tests_that_are_there_and_none_that_failed() -> 
     assert len(found) > 1
     assert set(found[1:]) <= {sentence_of(test) for test in names_of(SUITE)}
     assert not [row for row in rows if "**no**" in row]
+
+
+def test_a_guarantee_is_what_its_tests_have_shown_and_never_more() -> None:
+    every = {
+        test: {"baton": True, "vllm 1.0": True} for tests in GUARANTEES.values() for test in tests
+    }
+    found = guarantees_of(every)
+    assert set(found["baton"].values()) == {"yes"}
+    assert found["vllm 1.0"]["greedy_answer_after_failover"] == "expected"
+    every["test_an_abort_frees_everything_in_every_phase"]["vllm 1.0"] = False
+    assert guarantees_of(every)["vllm 1.0"]["cancel_frees_everything"] == "no"
+
+
+def test_the_guarantees_that_are_shown_are_those_of_the_page() -> None:
+    rows = PAGE.read_text().partition(HEADING)[2].strip().splitlines()
+    head, _, *body = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    tests = {sentence_of(test): test for test in names_of(SUITE)}
+    results = {
+        tests[name]: {engine: cell == "yes" for engine, cell in zip(head[1:], cells, strict=True)}
+        for name, *cells in body
+    }
+    assert json.loads(guarantees.FILE.read_text()) == guarantees_of(results)
