@@ -27,7 +27,7 @@ from services.gateway.openai.generation import GenerationRequest, PlainText
 from services.gateway.request import submission
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.incoming import IncomingRequest
-from services.gateway.request.job import Job, OutputPlan, Prompt
+from services.gateway.request.job import Job, OutputPlan, Prompt, TokenCounts
 from services.gateway.request.payment import CreditMeter, Payment
 from services.gateway.request.prompt_estimate import PromptEstimate
 from services.gateway.request.reservation import Reservations
@@ -267,7 +267,8 @@ class Gateway:
                 estimate = PromptEstimate(num_tokens, fewest=1)
                 request = submission.reserve_estimate(job, estimate, FIRST_TOKENS)
                 async with self.reservations.reserve(job, request, trace) as lease:
-                    await self.reservations.fit(job, lease, trace)
+                    counts = TokenCounts(job.prompt.num_tokens, job.plan.num_expected_tokens)
+                    await self.reservations.fit(job, counts, lease, trace)
                     self.journal.write("granted", request_id, lease.num_granted)
                     is_granted = trace.usage.prompt_was_read = True
                     await self._produce(lease, answer, trace)

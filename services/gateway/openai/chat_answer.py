@@ -109,7 +109,7 @@ class ChatAnswer:
         )
         lists: Iterable[JsonList] = logprob_lists(self._collected) if self._has_logprobs else ()
         if extras.of_prompt:
-            lists = chain(lists, [self._collected[0].details.prompt_logprobs])
+            lists = chain(lists, self._collected[0].details.lists_of_prompt(extras))
         return filled(body, lists)
 
     def _detailed_chunk(self, delta: Delta) -> dict[str, Any]:

@@ -72,21 +72,33 @@ class CollectedDetails:
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
-        self.prompt_token_ids: list[int] = []
-        self.prompt_logprobs = JsonList()
+        self._prompt_token_ids = JsonList()
+        self._prompt_logprobs = JsonList()
 
     def add(self, details: TokenDetails) -> None:
         """Add those of the next delta."""
-        (self.prompt_token_ids if details.is_prompt else self.token_ids).extend(details.token_ids)
+        if not details.is_prompt:
+            self.token_ids.extend(details.token_ids)
+        elif details.token_ids:
+            self._prompt_token_ids.add(details.token_ids)
         if details.prompt_logprobs:
-            self.prompt_logprobs.add(details.prompt_logprobs)
+            self._prompt_logprobs.add(details.prompt_logprobs)
 
     def of_prompt(self, extras: Extras) -> dict[str, Any]:
-        """The fields of the prompt; the mark stands for `prompt_logprobs`."""
-        fields: dict[str, Any] = {}
+        """The fields of the prompt, each with a mark in the place of its list."""
+        return dict.fromkeys(self._lists_of_prompt(extras), JsonList.mark)
+
+    def lists_of_prompt(self, extras: Extras) -> Iterable[JsonList]:
+        """The lists of the fields of the prompt, in the same order."""
+        return self._lists_of_prompt(extras).values()
+
+    def _lists_of_prompt(self, extras: Extras) -> dict[str, JsonList]:
+        lists = {}
         if extras.num_prompt_logprobs is not None:
-            fields["prompt_logprobs"] = JsonList.mark
-        return fields | ({"prompt_token_ids": self.prompt_token_ids} if extras.token_ids else {})
+            lists["prompt_logprobs"] = self._prompt_logprobs
+        if extras.token_ids:
+            lists["prompt_token_ids"] = self._prompt_token_ids
+        return lists
 
     def of_answer(self) -> dict[str, Any]:
         """The field of the choice itself."""

@@ -255,8 +255,8 @@ class CompletionAnswer:
         for choice in told:
             if self._has_logprobs:
                 yield from choice.logprob_lists
-            if self._extras.num_prompt_logprobs is not None:
-                yield choice.details.prompt_logprobs
+            if self._extras.of_prompt:
+                yield from choice.details.lists_of_prompt(self._extras)
 
     def _chunk(self, delta: Delta) -> object:
         logprobs = logprob_objects.completion_object(delta.logprobs) if delta.logprobs else None

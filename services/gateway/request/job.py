@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.wire.prefix_hash import TOKEN_BYTES
 from services.gateway.openai.generation import ChatMessages, GenerationRequest
@@ -60,6 +61,14 @@ class OutputPlan:
     max_tokens: int
     num_expected_tokens: int
     seed: int
+
+
+class TokenCounts(NamedTuple):
+    """The tokens to hold for a request that is tokenized: of its prompt, or of all its prompts
+    together, and of each choice at first; one where no token follows."""
+
+    num_prompt_tokens: int
+    num_expected_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)

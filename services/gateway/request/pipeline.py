@@ -24,7 +24,7 @@ from services.gateway.request import reports, submission
 from services.gateway.request.attempts import Attempts
 from services.gateway.request.deps import PipelineDeps
 from services.gateway.request.incoming import AnswerSink, Deadlines, IncomingRequest, Repeated, Sink
-from services.gateway.request.job import Job, Prompt, ValidRequest
+from services.gateway.request.job import Job, Prompt, TokenCounts, ValidRequest
 from services.gateway.request.prompt_estimate import num_prompt_bytes
 from services.gateway.request.prompt_list import PromptList
 from services.gateway.request.room import LARGE_BODY_BYTES
@@ -45,6 +45,8 @@ MAX_EARLY_BYTES = 16 * 1024
 # The rules of calls of longer ones take milliseconds to write, and are written beside the event
 # loop.
 LARGE_TOOLS_BYTES = 16 * 1024
+# The attempts of longer prompts are prepared beside it as well: that takes up to 0.2 s.
+LARGE_PROMPT_TOKENS = 16 * 1024
 
 _log = logs.get("pipeline")
 
@@ -119,7 +121,8 @@ class Pipeline:
             self._deps.reservations.reserve(valid, reserve, trace) as lease,
         ):
             job = self._job(valid, await tokenized())
-            await self._deps.reservations.fit(job, lease, trace)
+            counts = TokenCounts(job.prompt.num_tokens, job.plan.num_expected_tokens)
+            await self._deps.reservations.fit(job, counts, lease, trace)
             answer_sink, usage = await self._compute(job, lease, sink, trace)
         trace.stage = Stage.FLUSH
         await answer_sink.finished(usage, trace.head())
@@ -151,10 +154,8 @@ class Pipeline:
         self, valid: ValidRequest, prompts: Iterable[Prompt], lease: Lease, trace: RequestTrace
     ) -> None:
         """Hold the tokens of all prompts."""
-        first, *others = prompts
-        all_ids = b"".join([first.token_ids, *(each.token_ids for each in others)])
-        whole = self._job_of(valid, replace(first, token_ids=all_ids))
-        await self._deps.reservations.fit(whole, lease, trace)
+        num_tokens = sum(prompt.num_tokens for prompt in prompts)
+        await self._deps.reservations.fit(valid, TokenCounts(num_tokens), lease, trace)
 
     async def _compute(
         self, job: Job, lease: Lease, sink: Sink, trace: RequestTrace
@@ -310,11 +311,8 @@ class Pipeline:
         return min(wanted, max(valid.model.max_model_len // 4, 1))
 
     def _job(self, valid: ValidRequest, prompt: Prompt) -> Job:
-        submission.check(valid.request, valid.model, prompt.num_tokens)
-        return self._job_of(valid, prompt)
-
-    def _job_of(self, valid: ValidRequest, prompt: Prompt) -> Job:
         request, model = valid.request, valid.model
+        submission.check(request, model, prompt.num_tokens)
         plan = submission.plan_output(
             request,
             model.max_model_len - prompt.num_tokens,
@@ -327,8 +325,12 @@ class Pipeline:
     async def _attempt(
         self, job: Job, lease: Lease, answer_sink: AnswerSink, trace: RequestTrace
     ) -> Usage:
+        make = partial(Attempts, job, lease, answer_sink, self._deps.attempts, trace)
+        is_large = job.prompt.num_tokens > LARGE_PROMPT_TOKENS
         try:
-            return await Attempts(job, lease, answer_sink, self._deps.attempts, trace).run()
+            # A prompt is hashed there, and its text and its tokens are made again to be told.
+            attempts = await self._deps.in_thread(make) if is_large else make()
+            return await attempts.run()
         except Overloaded as refusal:
             if not trace.usage.num_attempts:
                 place = _place(job.incoming, job.principal, job.request, job.model)

@@ -10,7 +10,7 @@ from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext
 from services.gateway.request import submission
 from services.gateway.request.auditor import GatewayAuditor
-from services.gateway.request.job import Job, ValidRequest
+from services.gateway.request.job import TokenCounts, ValidRequest
 from services.gateway.request.prompt_estimate import num_prompt_bytes
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.tenants.lease import Lease
@@ -70,21 +70,26 @@ class Reservations:
             self._leases.close(lease)
             await self._settle(trace, usage_record(valid, trace, outcome))
 
-    async def fit(self, job: Job, lease: Lease, trace: RequestTrace) -> None:
+    async def fit(
+        self, valid: ValidRequest, counts: TokenCounts, lease: Lease, trace: RequestTrace
+    ) -> None:
         """Hold the tokens of a prompt that is tokenized in place of its estimate. Raises BatonError
         when there is no room."""
-        if job.prompt.num_tokens > lease.num_prompt_tokens:
+        if counts.num_prompt_tokens > lease.num_prompt_tokens:
             with trace.measure(Stage.RESERVE) as span:
-                deadline_s = job.deadlines.of_call(RESERVE_TIMEOUT_S)
-                await self._hold_more(job, lease, trace.call_context(span, deadline_s))
-        if _fit(lease, job.prompt.num_tokens):
+                deadline_s = valid.deadlines.of_call(RESERVE_TIMEOUT_S)
+                context = trace.call_context(span, deadline_s)
+                await self._hold_more(valid, counts, lease, context)
+        if _fit(lease, counts.num_prompt_tokens):
             self._leases.tell(lease)
 
-    async def _hold_more(self, job: Job, lease: Lease, context: CallContext) -> None:
+    async def _hold_more(
+        self, valid: ValidRequest, counts: TokenCounts, lease: Lease, context: CallContext
+    ) -> None:
         if not lease.local:
-            request = submission.reserve_exactly(job)
+            request = submission.reserve_exactly(valid, counts)
             try:
-                answer = await self._reserve_at_quota(job, request, context)
+                answer = await self._reserve_at_quota(valid, request, context)
             except BatonError as error:
                 if not is_outage(error):
                     raise
@@ -93,13 +98,13 @@ class Reservations:
                 lease.num_prompt_tokens = answer.num_prompt_tokens
                 lease.limits = answer.limits
                 return
-        num_more = job.prompt.num_tokens - lease.num_prompt_tokens
+        num_more = counts.num_prompt_tokens - lease.num_prompt_tokens
         wait_s, _ = self._local_buckets.extend(lease.accounts, lease.model, 0, num_more)
         if wait_s:
             raise LimitExceeded(
                 "over the limits while quota is away", retry_after_s=wait_s, limits=lease.limits
             )
-        lease.num_prompt_tokens = job.prompt.num_tokens
+        lease.num_prompt_tokens = counts.num_prompt_tokens
 
     async def _open(
         self, valid: ValidRequest, request: quota_pb2.ReserveRequest, trace: RequestTrace

@@ -8,7 +8,7 @@ from baton.wire.failures import InvalidRequest, quoted
 from baton.wire.v1 import quota_pb2, router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
 from services.gateway.openai.generation import ChatMessages, GenerationRequest, PlainText, Structure
 from services.gateway.reasoning.answer_frame import answer_frame
-from services.gateway.request.job import Answer, Job, OutputPlan, ValidRequest
+from services.gateway.request.job import Answer, Job, OutputPlan, TokenCounts, ValidRequest
 from services.gateway.request.prompt_estimate import PromptEstimate
 from services.gateway.request.tool_prompt import with_tools
 from services.gateway.routing.crash_record import request_fingerprint
@@ -104,9 +104,9 @@ def reserve_no_tokens(valid: ValidRequest) -> quota_pb2.ReserveRequest:
     )
 
 
-def reserve_exactly(job: Job) -> quota_pb2.ReserveRequest:
+def reserve_exactly(valid: ValidRequest, counts: TokenCounts) -> quota_pb2.ReserveRequest:
     """The reservation that takes the place of that of an estimate."""
-    reserve = _reserve_request(job, job.prompt.num_tokens, job.plan.num_expected_tokens)
+    reserve = _reserve_request(valid, counts.num_prompt_tokens, counts.num_expected_tokens)
     reserve.replaces_estimate = True
     return reserve
 

@@ -3,19 +3,13 @@ between which other requests run."""
 
 import asyncio
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from baton.wire.failures import InvalidRequest, quoted
 from services.gateway.openai.generation import Delta, PromptTokens, TokenDetails
 from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import Job, ValidRequest
-from services.gateway.text.detokenize import Decoder, TextModel
-
-PIECE_TOKENS = 4096
-# Tokens before a piece that decide whether it starts with a space; and tokens of one character.
-_CONTEXT_TOKENS = 6
-_CHARACTER_TOKENS = 4
-_REPLACEMENT = "\ufffd"
+from services.gateway.text.detokenize import PIECE_TOKENS, TextModel, text_pieces
 
 
 async def tell_tokens(
@@ -51,17 +45,3 @@ def token_texts(job: Job) -> Iterator[str]:
     """The text of a prompt of token ids, in pieces; nothing of another one."""
     if isinstance(job.request.prompt, PromptTokens):
         yield from text_pieces(array("I", job.prompt.token_ids), job.prompt.text_model.decoder)
-
-
-def text_pieces(ids: Sequence[int], decoder: Decoder) -> Iterator[str]:
-    """The text of tokens, special ones included, in pieces of whole characters."""
-    start = 0
-    while start < len(ids):
-        context = list(ids[max(start - _CONTEXT_TOKENS, 0) : start])
-        before = decoder.decode(context, False)
-        for end in range(start + PIECE_TOKENS, start + PIECE_TOKENS + _CHARACTER_TOKENS):
-            text = decoder.decode([*context, *ids[start:end]], False)
-            if end >= len(ids) or not text.endswith(_REPLACEMENT):
-                break
-        yield text[len(before) :]
-        start = end

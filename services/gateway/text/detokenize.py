@@ -8,7 +8,7 @@ character.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +29,10 @@ MAX_MODELS = 16
 # MAX_PENDING tokens never become one.
 MAX_PENDING = 12
 _CHARACTER_TOKENS = 4
+# Their text is made in a millisecond.
+PIECE_TOKENS = 4096
+# Tokens before a piece that decide whether it starts with a space.
+_CONTEXT_TOKENS = 6
 _REPLACEMENT = "\ufffd"
 
 
@@ -257,3 +261,19 @@ def _default_temperature(generation_config: bytes) -> float | None:
     config: dict[str, Any] = msgspec.json.decode(generation_config, type=dict[str, Any])
     # Only a stated greedy default replaces OpenAI's own default of 1.
     return 0.0 if config.get("do_sample") is False else None
+
+
+def text_pieces(
+    ids: Sequence[int], decoder: Decoder, *, skips_special: bool = False
+) -> Iterator[str]:
+    """The text of tokens in pieces of whole characters, which are quickly made."""
+    start = 0
+    while start < len(ids):
+        context = list(ids[max(start - _CONTEXT_TOKENS, 0) : start])
+        before = decoder.decode(context, skips_special)
+        for end in range(start + PIECE_TOKENS, start + PIECE_TOKENS + _CHARACTER_TOKENS):
+            text = decoder.decode([*context, *ids[start:end]], skips_special)
+            if end >= len(ids) or not text.endswith(_REPLACEMENT):
+                break
+        yield text[len(before) :]
+        start = end

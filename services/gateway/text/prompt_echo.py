@@ -1,7 +1,7 @@
 """The prompt at the start of an answer: its text (legacy completions' echo), and its details."""
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from baton.wire.failures import InternalFailure
 from baton.wire.v1 import worker_pb2
@@ -12,7 +12,7 @@ from services.gateway.openai.generation import (
     TokenDetails,
     TokenLogprob,
 )
-from services.gateway.text.detokenize import TextModel
+from services.gateway.text.detokenize import TextModel, text_pieces
 from services.gateway.text.logprob_trail import BytesOf, token_logprob
 from services.gateway.text.token_bytes import TokenBytes
 from services.gateway.text.token_details import PromptDetails
@@ -30,7 +30,7 @@ class PromptEcho:
     def __init__(
         self, request: GenerationRequest, token_ids: bytes, text_model: TextModel, bytes_of: BytesOf
     ) -> None:
-        self._token_ids = array("I", token_ids).tolist()
+        self._token_ids = array("I", token_ids)
         self._bytes_of = bytes_of
         self.text = _text_of(request, self._token_ids, text_model) if request.echo else ""
         # Prompt tokens whose logprobs are there. The first one has none: no token precedes it.
@@ -94,13 +94,13 @@ class PromptEcho:
             yield Delta(choice, text, logprobs=tuple(piece), details=_OF_PROMPT)
 
 
-def _text_of(request: GenerationRequest, token_ids: list[int], text_model: TextModel) -> str:
+def _text_of(request: GenerationRequest, ids: Sequence[int], text_model: TextModel) -> str:
     if isinstance(request.prompt, PlainText):
         return request.prompt.text
-    return text_model.decoder.decode(token_ids, True)
+    return "".join(text_pieces(ids, text_model.decoder, skips_special=True))
 
 
-def _offsets(token_ids: list[int], text: str, token_bytes: TokenBytes) -> list[int]:
+def _offsets(token_ids: Sequence[int], text: str, token_bytes: TokenBytes) -> list[int]:
     """The offset of each token's text: the number of characters that begin in tokens before it."""
     offsets, num_chars = [], 0
     for token_id in token_ids:

@@ -5,6 +5,7 @@ They are written in this order: cancels, credits (merged into one frame), submit
 
 from collections import deque
 from collections.abc import Container, Iterator
+from itertools import chain
 
 from baton.wire.prefix_hash import HASH_BYTES, TOKEN_BYTES
 from baton.wire.v1 import worker_pb2
@@ -23,11 +24,11 @@ class OutgoingFrames:
         self._open_handles = open_handles
         self._cancels: deque[worker_pb2.GatewayFrame] = deque()
         self._credits: dict[tuple[int, int], int] = {}
-        # Handle -> frames of a submit that were not written yet.
-        self._submits: dict[int, deque[worker_pb2.GatewayFrame]] = {}
+        # Handle -> what was not written yet of a submit.
+        self._submits: dict[int, _UnwrittenSubmit] = {}
 
     def submit(self, submit: worker_pb2.Submit) -> None:
-        self._submits[submit.handle] = deque(submit_frames(submit))
+        self._submits[submit.handle] = _UnwrittenSubmit(submit)
 
     def credit(self, handle: int, choice: int, up_to_index: int) -> None:
         """Queue a credit; it replaces one of the same choice that was not written yet."""
@@ -49,8 +50,8 @@ class OutgoingFrames:
 
     def is_unheard_of(self, handle: int) -> bool:
         """True while nothing of this submit was written: the worker does not know the attempt."""
-        frames = self._submits.get(handle)
-        return frames is not None and frames[0].HasField("submit")
+        unwritten = self._submits.get(handle)
+        return unwritten is not None and unwritten.is_whole
 
     def next_frame(self) -> worker_pb2.GatewayFrame | None:
         """The next frame to write, if there is one."""
@@ -59,9 +60,9 @@ class OutgoingFrames:
         credits = self._due_credits()
         if credits.handles:
             return worker_pb2.GatewayFrame(credits=credits)
-        for handle, frames in self._submits.items():
-            frame = frames.popleft()
-            if not frames:
+        for handle, unwritten in self._submits.items():
+            frame = unwritten.take()
+            if unwritten.is_empty:
                 del self._submits[handle]
             return frame
         return None
@@ -80,16 +81,37 @@ class OutgoingFrames:
         return due
 
 
+class _UnwrittenSubmit:
+    """The frames of a submit that were not written. One is made at a time: a long prompt is copied
+    over many turns of the event loop."""
+
+    def __init__(self, submit: worker_pb2.Submit) -> None:
+        self.is_whole = True
+        self._frames = submit_frames(submit)
+        self._next = next(self._frames, None)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._next is None
+
+    def take(self) -> worker_pb2.GatewayFrame:
+        """The next frame. Only where it is not empty."""
+        frame = self._next
+        assert frame is not None, "it is dropped when it is empty"
+        self._next, self.is_whole = next(self._frames, None), False
+        return frame
+
+
 def submit_frames(submit: worker_pb2.Submit) -> Iterator[worker_pb2.GatewayFrame]:
     """The submit and its continuations: one that is too long for a frame continues in further ones,
     of which the last ends the prompt."""
-    prompt = list(_split(submit.prompt_ids, submit.block_hashes))
+    prompt = _split(submit.prompt_ids, submit.block_hashes)
     emitted: list[worker_pb2.EmittedTokens] = []
     if sum(len(each.token_ids) for each in submit.emitted) > MAX_EMITTED_BYTES:
         emitted.extend(submit.emitted)
         del submit.emitted[:]
-        prompt.insert(0, (b"", b""))
-    submit.prompt_ids, submit.block_hashes = prompt.pop(0)
+        prompt = chain([(b"", b"")], prompt)
+    submit.prompt_ids, submit.block_hashes = next(prompt)
     yield worker_pb2.GatewayFrame(submit=submit)
     for each in emitted:
         for ids, _ in _split(each.token_ids, b""):

@@ -134,10 +134,11 @@ class DetokenizeAnswer(Unstreamed):
     """The text of the tokens, in vLLM's form."""
 
     def __init__(self, identity: Identity, request: GenerationRequest) -> None:
-        self._texts: list[str] = []
+        # JSON, encoded as it comes.
+        self._texts: list[bytes] = []
 
     def collect(self, batch: list[Delta]) -> None:
-        self._texts += [delta.text for delta in batch]
+        self._texts += [msgspec.json.encode(delta.text)[1:-1] for delta in batch]
 
     def whole(self, usage: Usage) -> list[bytes]:
-        return [msgspec.json.encode({"prompt": "".join(self._texts)})]
+        return [b'{"prompt":"', *self._texts, b'"}']

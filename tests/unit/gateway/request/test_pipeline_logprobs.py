@@ -1,14 +1,29 @@
 """Logprobs, echo and the rules for tokens on their way through the pipeline."""
 
 import asyncio
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from baton.wire.failures import InternalFailure, InvalidRequest
+from services.gateway.openai.generation import GenerationRequest, PromptTokens
 from services.gateway.request import submission
 from services.gateway.request.limits import Limits
-from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
+from services.gateway.request.pipeline import LARGE_PROMPT_TOKENS
+from services.gateway.text.detokenize import PIECE_TOKENS, Artifacts, Decoder
+from services.gateway.text.prompt_echo import PromptEcho
+from tests.unit.gateway.fake_clients import MODEL_FP
+from tests.unit.gateway.fakes import (
+    FakeTokenizer,
+    Fleet,
+    RecordingSink,
+    inline,
+    model_state,
+    simulate,
+)
 
 
 def test_the_worker_gets_every_rule_for_tokens() -> None:
@@ -237,3 +252,43 @@ def test_an_answer_without_a_maximum_ends_where_its_logprobs_would_be_too_many()
         assert second.max_tokens > 1000
 
     simulate(scenario, limits=Limits(max_logprobs=100))
+
+
+class NotingDecoder:
+    """Notes how many tokens it decodes at once."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.num_ids: list[int] = []
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        self.num_ids.append(len(ids))
+        return self.decoder.decode(list(ids), skip_special_tokens)
+
+
+async def test_the_text_of_a_long_prompt_is_made_in_pieces() -> None:
+    text_model = await Artifacts(FakeTokenizer(), inline).text_model(MODEL_FP)
+    decoder = NotingDecoder(text_model.decoder)
+    prompt = PromptTokens(array("I", [97] * 3 * PIECE_TOKENS).tobytes())
+    request = GenerationRequest("completions", "demo", prompt, echo=True)
+    noting = replace(text_model, decoder=decoder)
+    echo = PromptEcho(request, prompt.token_ids, noting, text_model.token_bytes)
+    assert echo.text == "a" * 3 * PIECE_TOKENS
+    assert max(decoder.num_ids) <= PIECE_TOKENS + 16
+
+
+@pytest.mark.parametrize(("num_tokens", "num_threads"), [(100, 0), (LARGE_PROMPT_TOKENS + 1, 1)])
+def test_the_attempts_of_a_long_prompt_are_prepared_beside_the_event_loop(
+    num_tokens: int, num_threads: int
+) -> None:
+    def prepare(fleet: Fleet) -> None:
+        fleet.router.models = [model_state(max_model_len=100_000)]
+
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.complete()
+        before = fleet.num_in_thread
+        sink = await fleet.complete(prompt=[97] * num_tokens, echo=True, max_tokens=0)
+        assert sink.text() == "a" * num_tokens
+        assert fleet.num_in_thread - before == num_threads
+
+    simulate(scenario, prepare=prepare)

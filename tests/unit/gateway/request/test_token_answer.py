@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from baton.wire.failures import InvalidRequest, LimitExceeded
 from services.gateway.openai.endpoints import ENDPOINTS
 from services.gateway.openai.generation import Usage
-from services.gateway.request import token_answer
-from services.gateway.request.token_answer import text_pieces
+from services.gateway.text import detokenize
+from services.gateway.text.detokenize import text_pieces
 from tests.unit.gateway.fakes import EOS, Fleet, RecordingSink, simulate, tokenizer_json
 
 HI = [{"role": "user", "content": "hi"}]
@@ -114,9 +114,28 @@ def test_tokens_are_told_as_text_with_special_ones() -> None:
     simulate(scenario)
 
 
+def test_the_text_of_many_tokens_is_encoded_as_it_comes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(detokenize, "PIECE_TOKENS", 4)
+
+    async def scenario(fleet: Fleet) -> None:
+        sink = RecordingSink()
+        body = {"model": "demo", "tokens": list(b'say "hi" 10 times')}
+        await fleet.gateway.pipeline.run(fleet.incoming("/detokenize", body), sink)
+        assert sink.identity is not None
+        assert sink.request is not None
+        format = ENDPOINTS["/detokenize"].answer(sink.identity, sink.request)
+        for batch in sink.batches:
+            format.collect(batch)
+        pieces = list(format.whole(Usage(0, 0, 0)))
+        assert max(map(len, pieces)) < 12
+        assert json.loads(b"".join(pieces)) == {"prompt": 'say "hi" 10 times'}
+
+    simulate(scenario)
+
+
 @pytest.mark.parametrize("piece", [1, 2, 3, 5])
 def test_text_in_pieces_is_the_text_as_a_whole(monkeypatch: Any, piece: int) -> None:
-    monkeypatch.setattr(token_answer, "PIECE_TOKENS", piece)
+    monkeypatch.setattr(detokenize, "PIECE_TOKENS", piece)
     decoder = Tokenizer.from_str(tokenizer_json().decode())
     ids = list("a é 日本 🎉 b".encode())
     assert "".join(text_pieces(ids, decoder)) == "a é 日本 🎉 b"

@@ -187,3 +187,21 @@ def test_what_does_not_go_together_is_refused(fields: dict[str, Any], param: str
         assert caught.value.param == param
 
     simulate(scenario)
+
+
+def test_the_ids_of_a_long_prompt_are_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.text.token_details.PIECE_TOKENS", 4)
+
+    async def scenario(fleet: Fleet) -> None:
+        asked = {"prompt": "abcdefghi", "return_token_ids": True}
+        sink = await fleet.complete(**asked, prompt_logprobs=1, n=2)
+        deltas = [delta for batch in sink.batches for delta in batch if delta.details]
+        assert max(len(each.details.token_ids) for each in deltas if each.details.is_prompt) == 4
+        for choice in body_of(COMPLETIONS, sink)["choices"]:
+            assert choice["prompt_token_ids"] == list(b"abcdefghi")
+            assert len(choice["prompt_logprobs"]) == 9
+        # In a stream they are one list.
+        chunks = chunks_of(COMPLETIONS, await fleet.complete(**asked, stream=True))
+        assert chunks[0]["choices"][0]["prompt_token_ids"] == list(b"abcdefghi")
+
+    simulate(scenario)

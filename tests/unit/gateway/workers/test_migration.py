@@ -1,6 +1,7 @@
 """A stream whose worker fails migrates: no gap, no repeat, one usage record."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +11,14 @@ from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure, U
 from baton.wire.v1 import quota_pb2, worker_pb2
 from services.gateway.request.limits import Limits
 from services.gateway.request.picks import MAX_PLANNED_MIGRATIONS
+from services.gateway.workers import outgoing_frames
 from services.gateway.workers.migration import MAX_JITTER_S, MAX_MIGRATIONS
-from services.gateway.workers.outgoing_frames import MAX_EMITTED_BYTES, submit_frames
+from services.gateway.workers.outgoing_frames import (
+    MAX_EMITTED_BYTES,
+    PART_TOKENS,
+    OutgoingFrames,
+    submit_frames,
+)
 from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
 
 TEXT = "The bäton is passed on 😀, and never dropped. " * 3
@@ -394,3 +401,27 @@ def test_what_has_no_room_in_the_submit_travels_in_parts_before_the_prompt_ends(
         prompt, hashes = prompt + part.prompt_ids, hashes + part.block_hashes
     assert found == {0: ids, 2: ids}
     assert (prompt, hashes) == (b"abcd" * 200_000, b"h" * 16 * 12_500)
+
+
+def test_the_frames_of_a_long_submit_are_made_as_they_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[worker_pb2.GatewayFrame] = []
+
+    def noted(submit: worker_pb2.Submit) -> Iterator[worker_pb2.GatewayFrame]:
+        for frame in submit_frames(submit):
+            made.append(frame)
+            yield frame
+
+    monkeypatch.setattr(outgoing_frames, "submit_frames", noted)
+    outgoing = OutgoingFrames({3})
+    outgoing.submit(worker_pb2.Submit(handle=3, prompt_ids=b"abcd" * PART_TOKENS * 5))
+    outgoing.credit(3, 0, 64)
+    assert outgoing.is_unheard_of(3)
+    written = []
+    while frame := outgoing.next_frame():
+        written.append(frame.WhichOneof("frame"))
+        assert len(made) <= len(written) + 1
+        assert not outgoing.is_unheard_of(3)
+    # Credit never overtakes a part.
+    assert written == ["submit", *["prompt_part"] * 4, "credits"]
