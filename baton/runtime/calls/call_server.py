@@ -8,12 +8,13 @@ word or with its stream, cancels its calls.
 import asyncio
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from baton.runtime import logs
+from baton.runtime.calls.parts import PART_BYTES, Joiner, TooLong, parts_of
 from baton.runtime.cutoff import Cutoff
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamRunner
 from baton.runtime.telemetry import Span, start_span
@@ -93,9 +94,14 @@ class _Session:
     ) -> None:
         self._answer = answer
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._answers: deque[calls_pb2.Answer] = deque()
+        # Those that were not written yet; of a long one what is left.
+        self._answers: deque[Iterator[calls_pb2.Answer]] = deque()
+        # The first parts of calls that are not complete, and what was joined of their requests.
+        self._begun: dict[int, calls_pb2.Call] = {}
+        self._joiner = Joiner()
+        self._peer_takes_parts = False
         self._writer = FrameWriter[calls_pb2.AnswerFrame](stream, drain=self._next_frame)
-        self._writer.send_control(calls_pb2.AnswerFrame(server_id=server_id))
+        self._writer.send_control(calls_pb2.AnswerFrame(server_id=server_id, takes_parts=True))
         self._runner = StreamRunner(stream, self._writer, self._take)
 
     async def run(self) -> None:
@@ -111,18 +117,39 @@ class _Session:
             self._cancel(call_id)
 
     def _cancel(self, call_id: int) -> None:
+        self._begun.pop(call_id, None)
+        self._joiner.drop(call_id)
         task = self._running.pop(call_id, None)
         if task is not None:
             task.cancel()
 
     def _take(self, frame: calls_pb2.CallFrame) -> bool:
-        for call in frame.calls:
+        self._peer_takes_parts |= frame.takes_parts
+        for part in frame.calls:
+            try:
+                call = self._joined(part)
+            except TooLong:
+                return False
+            if call is None:
+                continue
             task = asyncio.create_task(self._run(call))
             self._running[call.id] = task
             task.add_done_callback(partial(self._ended, call))
         for call_id in frame.cancelled:
             self._cancel(call_id)
         return True
+
+    def _joined(self, part: calls_pb2.Call) -> calls_pb2.Call | None:
+        """The call that is complete with this part. Raises TooLong."""
+        if not part.has_more and part.id not in self._begun:
+            return part
+        first = self._begun.setdefault(part.id, part)
+        request = self._joiner.add(part.id, part.request, has_more=part.has_more)
+        if request is None:
+            return None
+        del self._begun[part.id]
+        first.request = request
+        return first
 
     async def _run(self, call: calls_pb2.Call) -> None:
         try:
@@ -144,15 +171,28 @@ class _Session:
         self._send(calls_pb2.Answer(id=call.id, failure=failures.to_wire(failure)))
 
     def _send(self, answer: calls_pb2.Answer) -> None:
-        self._answers.append(answer)
+        self._answers.append(self._cut(answer))
         self._writer.wake()
+
+    def _cut(self, answer: calls_pb2.Answer) -> Iterator[calls_pb2.Answer]:
+        """The answer, in parts where it is long."""
+        if not self._peer_takes_parts or answer.ByteSize() <= PART_BYTES:
+            return iter((answer,))
+        return (
+            calls_pb2.Answer(id=answer.id, response=data, has_more=more)
+            for data, more in parts_of(answer.response)
+        )
 
     def _next_frame(self) -> calls_pb2.AnswerFrame | None:
         if not self._answers:
             return None
         frame, num_bytes = calls_pb2.AnswerFrame(), 0
         while self._answers and num_bytes < FRAME_BYTES:
-            answer = self._answers.popleft()
+            left = self._answers.popleft()
+            answer = next(left)
+            if answer.has_more:
+                # Others go between.
+                self._answers.append(left)
             num_bytes += len(answer.response)
             frame.answers.append(answer)
         return frame

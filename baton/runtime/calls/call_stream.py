@@ -8,13 +8,15 @@ import asyncio
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, Protocol
 
 import grpc
 
 from baton.runtime import grpc_channel
 from baton.runtime.calls.call_server import FRAME_BYTES
+from baton.runtime.calls.parts import PART_BYTES, Joiner, TooLong, parts_of
 from baton.runtime.shared_stream import ClientFrameStream, FrameWriter, StreamRunner
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable, from_wire
@@ -90,8 +92,10 @@ class CallStream:
         self._clock = clock
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        # Those that were not written yet, by id.
-        self._calls: OrderedDict[int, calls_pb2.Call] = OrderedDict()
+        # Those that were not written yet, by id; of a long one what is left.
+        self._calls: OrderedDict[int, Iterator[calls_pb2.Call]] = OrderedDict()
+        self._joiner = Joiner()
+        self._peer_takes_parts = False
         self._cancelled: list[int] = []
         self._writer = FrameWriter[calls_pb2.CallFrame](stream, drain=self._next_frame)
         self._task = asyncio.create_task(self._run())
@@ -101,16 +105,16 @@ class CallStream:
         """The calls that have no answer yet."""
         return len(self._waiting)
 
-    async def call(self, call: calls_pb2.Call, wait_s: float) -> bytes:
-        """Make a call, whose id is given here, and wait so long for its answer. Raises Unanswered,
-        TimeoutError, and the BatonError that the peer raised."""
+    async def call(self, call: calls_pb2.Call, request: bytes, wait_s: float) -> bytes:
+        """Make a call, whose id and request are set here, and wait so long for its answer. Raises
+        Unanswered, TimeoutError, and the BatonError that the peer raised."""
         if self.has_ended:
             raise self._stream.failure
         loop = asyncio.get_running_loop()
         call.id = next(self._ids)
         answered: asyncio.Future[bytes] = loop.create_future()
         self._waiting[call.id] = answered
-        self._calls[call.id] = call
+        self._calls[call.id] = self._cut(call, request)
         self._writer.wake()
         timer = loop.call_later(wait_s, self._expire, answered, self._clock.now() + wait_s)
         try:
@@ -147,24 +151,50 @@ class CallStream:
 
     def _take(self, frame: calls_pb2.AnswerFrame) -> bool:
         for answer in frame.answers:
-            answered = self._waiting.pop(answer.id, None)
-            if answered is None or answered.done():
-                continue
-            if answer.HasField("failure"):
-                answered.set_exception(from_wire(answer.failure))
-            else:
-                answered.set_result(answer.response)
+            if not self._take_answer(answer):
+                return False
         if frame.server_id or frame.is_leaving:
             self.server_id = frame.server_id or self.server_id
+            self._peer_takes_parts |= frame.takes_parts
             self.is_leaving |= frame.is_leaving
             self._on_change(self)
             self._end_if_left()
         return True
 
+    def _take_answer(self, answer: calls_pb2.Answer) -> bool:
+        """Hand an answer, or the last part of one, to its caller; False when it is far too long."""
+        answered = self._waiting.get(answer.id)
+        if answered is None or answered.done():
+            return True
+        if answer.HasField("failure"):
+            answered.set_exception(from_wire(answer.failure))
+        else:
+            try:
+                whole = self._joiner.add(answer.id, answer.response, has_more=answer.has_more)
+            except TooLong:
+                return False
+            if whole is None:
+                return True
+            answered.set_result(whole)
+        del self._waiting[answer.id]
+        return True
+
+    def _cut(self, call: calls_pb2.Call, request: bytes) -> Iterator[calls_pb2.Call]:
+        """The call with its request, in parts where that is long."""
+        if not self._peer_takes_parts or len(request) <= PART_BYTES:
+            call.request = request
+            return iter((call,))
+        parts = parts_of(request)
+        call.request, call.has_more = next(parts)
+        rest = (calls_pb2.Call(id=call.id, request=data, has_more=more) for data, more in parts)
+        return chain((call,), rest)
+
     def _cancel(self, call_id: int) -> None:
-        if self._calls.pop(call_id, None) is None:
-            self._cancelled.append(call_id)
-            self._writer.wake()
+        """Tell the peer that nobody waits for this call, of which it may have a part."""
+        self._calls.pop(call_id, None)
+        self._joiner.drop(call_id)
+        self._cancelled.append(call_id)
+        self._writer.wake()
 
     def _expire(self, answered: asyncio.Future[bytes], due_s: float) -> None:
         """Give up, but not at once when this comes late: the answer was held up, too."""
@@ -182,10 +212,15 @@ class CallStream:
     def _next_frame(self) -> calls_pb2.CallFrame | None:
         if not self._calls and not self._cancelled:
             return None
-        frame, num_bytes = calls_pb2.CallFrame(cancelled=self._cancelled), 0
+        frame = calls_pb2.CallFrame(cancelled=self._cancelled, takes_parts=True)
+        num_bytes = 0
         self._cancelled.clear()
         while self._calls and num_bytes < FRAME_BYTES:
-            _, call = self._calls.popitem(last=False)
+            call_id, left = self._calls.popitem(last=False)
+            call = next(left)
+            if call.has_more:
+                # Others go between.
+                self._calls[call_id] = left
             num_bytes += len(call.request)
             frame.calls.append(call)
         return frame

@@ -132,14 +132,13 @@ class SharedCalls:
             raise DeadlineExceeded("the deadline passed before the call")
         call = calls_pb2.Call(
             method=name,
-            request=request,
             timeout_us=int(left_s * 1e6) + 1,
             request_id=terms.request_id,
             traceparent=terms.traceparent,
         )
         stream = self._choose()
         try:
-            return await stream.call(call, min(left_s, terms.silence_s))
+            return await stream.call(call, request, min(left_s, terms.silence_s))
         except TimeoutError:
             if terms.silence_s < left_s:
                 self._avoid(stream)

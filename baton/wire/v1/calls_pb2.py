@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.wire.v1 import failure_pb2 as baton_dot_wire_dot_v1_dot_failure__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/wire/v1/calls.proto\x12\rbaton.wire.v1\x1a\x1b\x62\x61ton/wire/v1/failure.proto\"B\n\tCallFrame\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.baton.wire.v1.Call\x12\x11\n\tcancelled\x18\x02 \x03(\x04\"p\n\x04\x43\x61ll\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x12\n\ntimeout_us\x18\x04 \x01(\x04\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\"\\\n\x0b\x41nswerFrame\x12&\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x15.baton.wire.v1.Answer\x12\x11\n\tserver_id\x18\x02 \x01(\t\x12\x12\n\nis_leaving\x18\x03 \x01(\x08\"^\n\x06\x41nswer\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x12\n\x08response\x18\x02 \x01(\x0cH\x00\x12)\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x16.baton.wire.v1.FailureH\x00\x42\t\n\x07outcomeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/wire/v1/calls.proto\x12\rbaton.wire.v1\x1a\x1b\x62\x61ton/wire/v1/failure.proto\"W\n\tCallFrame\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.baton.wire.v1.Call\x12\x11\n\tcancelled\x18\x02 \x03(\x04\x12\x13\n\x0btakes_parts\x18\x03 \x01(\x08\"\x82\x01\n\x04\x43\x61ll\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x12\n\ntimeout_us\x18\x04 \x01(\x04\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x10\n\x08has_more\x18\x07 \x01(\x08\"q\n\x0b\x41nswerFrame\x12&\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x15.baton.wire.v1.Answer\x12\x11\n\tserver_id\x18\x02 \x01(\t\x12\x12\n\nis_leaving\x18\x03 \x01(\x08\x12\x13\n\x0btakes_parts\x18\x04 \x01(\x08\"p\n\x06\x41nswer\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x12\n\x08response\x18\x02 \x01(\x0cH\x00\x12)\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x16.baton.wire.v1.FailureH\x00\x12\x10\n\x08has_more\x18\x04 \x01(\x08\x42\t\n\x07outcomeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,11 +33,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.wire.v1.calls_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CALLFRAME']._serialized_start=73
-  _globals['_CALLFRAME']._serialized_end=139
-  _globals['_CALL']._serialized_start=141
-  _globals['_CALL']._serialized_end=253
-  _globals['_ANSWERFRAME']._serialized_start=255
-  _globals['_ANSWERFRAME']._serialized_end=347
-  _globals['_ANSWER']._serialized_start=349
-  _globals['_ANSWER']._serialized_end=443
+  _globals['_CALLFRAME']._serialized_end=160
+  _globals['_CALL']._serialized_start=163
+  _globals['_CALL']._serialized_end=293
+  _globals['_ANSWERFRAME']._serialized_start=295
+  _globals['_ANSWERFRAME']._serialized_end=408
+  _globals['_ANSWER']._serialized_start=410
+  _globals['_ANSWER']._serialized_end=522
 # @@protoc_insertion_point(module_scope)
