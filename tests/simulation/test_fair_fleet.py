@@ -1,8 +1,8 @@
 """A quiet tenant beside one with 20 times its load in a whole fleet, in which only steps take time.
 
 It is the fleet of `python -m bench overload` without the machine: one prefill worker, two decode
-workers, and as much as they can do. The long form prints the figures of docs/benchmarks/overload.md
-(`pytest -s`).
+workers, and a little more than they can do. The long form prints the figures of
+docs/benchmarks/overload.md (`pytest -s`, an hour).
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import pytest
 from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.virtual_clock import VirtualClock, run_virtual
+from baton.wire.failures import Overloaded
 from bench.pressure.pace import Pace
 from loadtest.reporting.latency import percentile
 from tests.simulation import fleet as simulation
@@ -28,6 +29,7 @@ QUIET_SHARE, LOUD_SHARE = 0.05, 1.0
 # The batch slots of each decode worker, and the tokens of an answer.
 SHAPES = [(4, 20), (40, 100)] if IS_LONG else [(4, 20)]
 SECONDS, BEGIN_S = (300, 10) if IS_LONG else (10, 2)
+SEEDS = (3, 4, 5, 6) if IS_LONG else (3,)
 CHARS = 23
 
 
@@ -44,12 +46,24 @@ class Outcome(NamedTuple):
     first_tokens_s: list[float]
     served: float
 
+    @classmethod
+    def of_all(cls, outcomes: list["Outcome"]) -> "Outcome":
+        first_tokens_s = [each for outcome in outcomes for each in outcome.first_tokens_s]
+        return cls(first_tokens_s, sum(each.served for each in outcomes) / len(outcomes))
 
-async def load(fleet: Fleet, shares: dict[str, float], num_tokens: int) -> Outcome:
-    """Send as much as these shares of the capacity."""
+    def percentile_s(self, percent: float) -> float:
+        return percentile(self.first_tokens_s, percent) or 0.0
+
+
+async def load(
+    fleet: Fleet, shares: dict[str, float], num_tokens: int, *, is_one_line: bool
+) -> Outcome:
+    """Send as much as these shares of the capacity; in one line all are of one tenant."""
     rng, clock, began = fleet.rng, fleet.clock, fleet.clock.now()
     capacity_per_s = NUM_DECODE * fleet.num_slots / (num_tokens * STEP_S)
-    keys = {tenant: await fleet.new_key(tenant) for tenant in shares}
+    names = dict.fromkeys(shares, "all") if is_one_line else {each: each for each in shares}
+    keys_of = {name: await fleet.new_key(name) for name in set(names.values())}
+    keys = {tenant: keys_of[name] for tenant, name in names.items()}
     times: list[float] = []
     ended: list[float] = []
 
@@ -61,7 +75,12 @@ async def load(fleet: Fleet, shares: dict[str, float], num_tokens: int) -> Outco
             "ignore_eos": True,
             "api_key": keys[tenant],
         }
-        await fleet.ask(text, answer, **fields)
+        try:
+            await fleet.ask(text, answer, **fields)
+        except Overloaded:
+            # More comes than can be served, in the end the line is too long: not for the quiet one.
+            assert tenant == "loud" or is_one_line
+            return
         ended.append(clock.now())
         if tenant == "quiet" and asked_at > began + BEGIN_S:
             times.append(answer.came_at - asked_at)
@@ -87,19 +106,24 @@ def test_the_first_token_of_a_quiet_tenant_waits_for_no_answer_to_end(
     monkeypatch.setattr(simulation, "FakeRunner", SameToken)
     monkeypatch.setattr(simulation, "poison_and_time", lambda worker, batch: pace.step_s(batch))
 
-    def outcome(name: str, shares: dict[str, float]) -> Outcome:
-        clock = VirtualClock()
+    def outcome(name: str, shares: dict[str, float], *, is_one_line: bool = False) -> Outcome:
         outcomes: list[Outcome] = []
 
-        async def scenario() -> None:
-            folder = tmp_path / name
+        async def scenario(seed: int, clock: VirtualClock) -> None:
+            folder = tmp_path / f"{name}-{seed}"
             folder.mkdir()
             sizes = {"num_prefill": 1, "num_decode": NUM_DECODE, "num_slots": slots}
-            async with running_fleet(3, clock, folder, num_blocks=2048, **sizes) as fleet:
-                outcomes.append(await load(fleet, shares, num_tokens))
+            async with running_fleet(seed, clock, folder, num_blocks=2048, **sizes) as fleet:
+                outcomes.append(await load(fleet, shares, num_tokens, is_one_line=is_one_line))
 
-        run_virtual(scenario(), clock)
-        return outcomes[0]
+        for seed in SEEDS:
+            clock = VirtualClock()
+            run_virtual(scenario(seed, clock), clock)
+        result = Outcome.of_all(outcomes)
+        p50, p90, p99 = map(result.percentile_s, (50, 90, 99))
+        print(f"{name}: {len(result.first_tokens_s)} requests, {p50:.3f} {p90:.3f} {p99:.3f} s")
+        print(f"served {result.served:.3f} of the capacity")
+        return result
 
     beside = outcome("beside", {"quiet": QUIET_SHARE, "loud": LOUD_SHARE})
     # A step of each worker, and the prompts of others that are in the same one.
@@ -107,10 +131,7 @@ def test_the_first_token_of_a_quiet_tenant_waits_for_no_answer_to_end(
     assert max(beside.first_tokens_s) <= 3 * STEP_S
     if IS_LONG:
         alone = outcome("alone", {"quiet": QUIET_SHARE})
-        for name, each in (("alone", alone), ("beside", beside)):
-            p50, p90, p99 = (percentile(each.first_tokens_s, q) or 0.0 for q in (50, 90, 99))
-            print(f"{name}: {len(each.first_tokens_s)} requests, {p50:.3f} {p90:.3f} {p99:.3f} s")
-        print(f"served {beside.served:.3f} of the capacity")
-        allowed = 1.25 * (percentile(alone.first_tokens_s, 99) or 0.0)
-        assert (percentile(beside.first_tokens_s, 99) or 0.0) <= allowed
-        assert beside.served >= 0.98
+        assert beside.percentile_s(99) <= 1.25 * alone.percentile_s(99)
+        shares = {"quiet": QUIET_SHARE, "loud": LOUD_SHARE}
+        one_line = outcome("one line", shares, is_one_line=True)
+        assert beside.served >= 0.98 * one_line.served

@@ -174,7 +174,8 @@ class Scheduler:
             if seq.state is SequenceState.RUNNING:
                 if plan.num_preemptions == 0 and self.waiting.has_more_important(seq):
                     self._start_waiting(plan, before=seq)
-                self._add_chunks(seq, plan)
+                if not plan.is_closed_to(seq):
+                    self._add_chunks(seq, plan)
         if plan.num_preemptions == 0:
             self._start_waiting(plan)
         for scheduled in plan.sequences:
@@ -251,6 +252,8 @@ class Scheduler:
             if before is not None and seq.rank[:2] >= before.rank[:2]:
                 break
             if plan.is_full or num_active + seq.num_batch_slots > self._max_num_seqs:
+                break
+            if plan.is_closed_to(seq):
                 break
             if seq.is_parked or not self._has_turn(seq):
                 continue

@@ -73,6 +73,12 @@ class StepPlan:
     def is_full(self) -> bool:
         return self.num_tokens_left == 0 or self.num_seqs_left == 0
 
+    def is_closed_to(self, seq: Sequence) -> bool:
+        """A quiet tenant's prompt shares a step without decodes with no other tenant's."""
+        if self.num_decodes or seq.request.is_quiet:
+            return False
+        return any(scheduled.seq.request.is_quiet for scheduled in self.sequences)
+
     @property
     def is_empty(self) -> bool:
         """Nothing is to be run."""

@@ -333,3 +333,23 @@ def test_a_quiet_tenants_prompt_goes_before_others_of_its_priority_and_behind_la
     driver.step(quiet, add_sequence(3, range(8), max_tokens=1, priority=1))
     driver.run()
     assert list(driver.finished) == [3, 2, 1]
+
+
+@pytest.mark.parametrize("decodes", [False, True])
+def test_a_quiet_tenants_prompt_has_a_step_of_its_own_unless_something_decodes(
+    decodes: bool,
+) -> None:
+    driver = make_driver(max_num_seqs=4, max_step_tokens=32)
+    if decodes:
+        driver.step(add_sequence(1, range(4), max_tokens=9))
+    others = [add_sequence(i, range(4), max_tokens=1) for i in (2, 3)]
+    driver.step(*others, add_sequence(4, range(4), max_tokens=1, is_quiet=True))
+    assert computed(driver) - {1} == ({2, 3, 4} if decodes else {4})
+    driver.step()
+    assert set(driver.finished) == {2, 3, 4}
+
+
+def test_the_prompts_of_several_quiet_tenants_share_a_step() -> None:
+    driver = make_driver(max_num_seqs=4, max_step_tokens=32)
+    driver.step(*(add_sequence(i, range(4), max_tokens=1, is_quiet=True) for i in (1, 2)))
+    assert computed(driver) == {1, 2}
