@@ -33,10 +33,18 @@ def main(argv: Sequence[str]) -> int:
         check(options)
         engine = _build(options, link)
     except (CannotServe, ValueError, OSError) as error:
-        link.refuse(str(error).partition("\n")[0])
+        link.refuse(_line_of(error))
         return EXIT_CANNOT_SERVE
     serve(link, engine)
     return 0
+
+
+def _line_of(error: Exception) -> str:
+    """The reason in one line. Where vLLM checks its configuration the first line names only the
+    class, and the next one begins with the reason."""
+    first, *more = str(error).splitlines() or [type(error).__name__]
+    reason = more[0].partition(" [type=")[0].strip() if more else ""
+    return f"{first}: {reason}" if "validation error" in first and reason else first
 
 
 def check(options: argparse.Namespace) -> None:
