@@ -85,7 +85,7 @@ REQUEST_PREEMPTIONS = Histogram(
 )
 LORA_REQUESTS = Gauge(
     "vllm:lora_requests_info",
-    "The time of the last report; its labels tell the adapters that are in use and waited for",
+    "The time of the last change; its labels tell the adapters that are in use and waited for",
     ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
 )
 KV_BLOCKS = Gauge("baton_kv_blocks", "Blocks in the KV pool", _MODEL)

@@ -90,11 +90,13 @@ class VllmMetrics:
         self._lora_labels: tuple[str, ...] | None = None
         self._computed_tokens = instruments.PREFILL_COMPUTED_TOKENS.labels(*self._model)
         self._preemptions = instruments.REQUEST_PREEMPTIONS.labels(*self._model)
+        # What a step tells in which nothing has happened since the last one.
+        self._quiet: VllmStats | None = None
         self._take(VllmStats())
 
     def observe(self, events: StepEvents) -> None:
         """Take in one turn of the core."""
-        if events.vllm is not None:
+        if events.vllm is not None and events.vllm != self._quiet:
             self._take(events.vllm)
 
     def _take(self, stats: VllmStats) -> None:
@@ -121,6 +123,13 @@ class VllmMetrics:
             self._preemptions.observe(number)
         if self._num_adapters:
             self._tell_adapters(stats)
+        self._quiet = VllmStats(
+            stats.num_waiting,
+            stats.num_deferred,
+            stats.num_kv_fetches,
+            stats.running_adapters,
+            stats.waiting_adapters,
+        )
 
     def _tell_adapters(self, stats: VllmStats) -> None:
         """One series at a time: each set of adapters would leave another one behind."""
