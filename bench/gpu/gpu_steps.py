@@ -2,13 +2,15 @@
 
 A decode step reads all weights and the batch's cache once: its limit is memory. Steps are timed as
 the engine sees them, from a batch to its tokens in host memory, through transformers' modules and
-through the fused forward pass, as they are and as captured graphs. Beside them: transformers' own
-continuous batching.
+through the fused forward pass, as they are and as captured graphs; the last also launched ahead,
+from the tokens of the step before. Beside them: transformers' own continuous batching.
 """
 
 import gc
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -46,6 +48,9 @@ def measure_steps(watch: Stopwatch, subject: Subject, rates: Rates) -> list[Tabl
             capture.rows.append([way.name, *cost])
         times = [_decode_ms(watch, runner, subject, batch) for batch in subject.plan.batches]
         decode.rows.append([way.name, *times])
+        if way is _FUSED_GRAPH:
+            times = [_ahead_ms(watch, runner, subject, batch) for batch in subject.plan.batches]
+            decode.rows.append([f"{way.name}, ahead", *times])
         if not way.has_graphs:
             prefill.rows.append([way.name, *_prefill(watch, runner, subject, rates)])
         del runner
@@ -72,6 +77,20 @@ def _made(subject: Subject, way: Way) -> tuple[GpuRunner, list[Cell]]:
 
 def _decode_ms(watch: Stopwatch, runner: GpuRunner, subject: Subject, batch: int) -> float:
     step = partial(runner.run, subject.decode_batch(batch))
+    watch.wall_seconds(step, _WARM_UP_STEPS)
+    return median(watch.wall_seconds(step, subject.plan.num_steps)) * 1e3
+
+
+def _ahead_ms(watch: Stopwatch, runner: GpuRunner, subject: Subject, batch: int) -> float:
+    """Milliseconds of a step that is launched before the one before it is awaited."""
+    first = subject.decode_batch(batch)
+    following = replace(first, tokens_from=np.arange(batch, dtype=np.int32))
+    under_way = deque([runner.launch(first)])
+
+    def step() -> None:
+        under_way.append(runner.launch(following))
+        under_way.popleft()()
+
     watch.wall_seconds(step, _WARM_UP_STEPS)
     return median(watch.wall_seconds(step, subject.plan.num_steps)) * 1e3
 
