@@ -269,12 +269,6 @@ class Sequence:
         last = max(1, self.max_num_tokens - self.num_prompt_tokens)
         self.credit = min(max(self.credit, index), last)
 
-    def await_token(self) -> None:
-        """A step computes its last token now, and will bring the next one."""
-        self.num_computed_tokens += 1
-        self.num_tokens += 1
-        self.num_awaited += 1
-
     def take(self, token: int) -> None:
         """Take the first token that it awaits."""
         place = self.num_tokens - self.num_awaited

@@ -195,8 +195,7 @@ class Engine:
         assert plan.is_plain or not self._begun, "it needs what the step that runs brings"
         self.step_index += 1
         batch = self._batches.build(self.step_index, plan, is_ahead=bool(self._begun))
-        for seq in plan.plain:
-            seq.await_token()
+        plan.await_tokens()
         if not self._begun:
             self._timer.begin()
         self._begun.append(plan)

@@ -128,6 +128,13 @@ class StepPlan:
         scheduled.draft = draft
         self.num_draft_tokens += len(draft)
 
+    def await_tokens(self) -> None:
+        """The step computes the last token of each plain decode now, and will bring the next."""
+        for seq in self.plain:
+            seq.num_computed_tokens += 1
+            seq.num_tokens += 1
+            seq.num_awaited += 1
+
     def take_plain(self) -> None:
         """Move the plain decodes to the others, so that they can have drafts."""
         decodes = [ScheduledSequence(seq, 1, completes=True) for seq in self.plain]
