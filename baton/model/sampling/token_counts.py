@@ -7,6 +7,9 @@ grow with it. They are rebuilt when they were dropped; drafts are counted on top
 from collections.abc import Sequence
 
 import numpy as np
+
+# Otherwise np.unique imports it in its first call, in the middle of a step.
+import numpy.ma
 from numpy.typing import NDArray
 
 from baton.engine.protocol.batch import TokenHistory

@@ -9,6 +9,8 @@ if __name__ == "__main__":
 import json
 import os
 import sys
+import threading
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import torch
@@ -23,8 +25,31 @@ def doubled(values: list[int]) -> list[int]:
     return compiled(torch.tensor(values)).tolist()
 
 
+class LateImports(MetaPathFinder):
+    """Notes what the thread of the steps imports, and finds nothing itself."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.names.append(name)
+
+
+late = LateImports()
+_serve = core_main.serve
+
+
+def serve(*arguments: object) -> None:
+    """As the product's, which begins when the model is loaded."""
+    sys.meta_path.insert(0, late)
+    _serve(*arguments)
+    sys.meta_path.remove(late)
+
+
 if __name__ == "__main__":
+    core_main.serve = serve
     status = core_main.main(sys.argv[1:])
-    report = {"modules": list(sys.modules), "doubled": doubled([1, 2, 3])}
+    report = {"modules": list(sys.modules), "late": late.names, "doubled": doubled([1, 2, 3])}
     Path(os.environ[REPORT]).write_text(json.dumps(report))
     core_main.end_process(status)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,15 @@ from tests.model.engine import listing_core
 MODULE = "baton.worker.core_main"
 # For compiling and for several machines (decision 0047).
 UNUSED = {"torch._dynamo.convert_frame", "torch.distributed.tensor", "torch._inductor"}
+
+# What only some requests ask for.
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1},
+    {"presence_penalty": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.1},
+    {"num_logprobs": 2, "num_prompt_logprobs": 2},
+    {"logit_bias": ((5, 1.0),), "min_tokens": 2, "stop_token_ids": (7,)},
+)
 
 
 def _args(folder, *more: str) -> list[str]:
@@ -39,6 +49,8 @@ async def test_a_core_process_generates_what_the_reference_does(
     )
     try:
         tokens = await _generate(client, prompts[0], 12)
+        for seq_id, options in enumerate(KINDS, 2):
+            await _generate(client, prompts[0], 4, seq_id, **options)
         await _ended_by_itself(client)
     finally:
         await client.close()
@@ -49,6 +61,7 @@ async def test_a_core_process_generates_what_the_reference_does(
     report = json.loads((tmp_path / "report").read_text())
     assert "transformers.models.qwen3.modeling_qwen3" in report["modules"]
     assert not UNUSED.intersection(report["modules"])
+    assert report["late"] == []  # no stream waits for an import of another's first request
     assert report["doubled"] == [2, 4, 6]  # the compiler is the real one as soon as it is used
 
 
@@ -92,11 +105,17 @@ async def _ended_by_itself(client: ProcessEngineClient) -> None:
         os.close(pidfd)
 
 
-async def _generate(client: ProcessEngineClient, prompt: list[int], num_tokens: int) -> list[int]:
-    sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+async def _generate(
+    client: ProcessEngineClient,
+    prompt: list[int],
+    num_tokens: int,
+    seq_id: int = 1,
+    **options: Any,
+) -> list[int]:
+    sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True, **options)
     token_ids = np.array(prompt, dtype="<u4").tobytes()
     key = b"k" * 32
-    client.send(AddSequence(1, "r", 0, "local", token_ids, 0, b"", key, sampling, num_tokens))
+    client.send(AddSequence(seq_id, "r", 0, "local", token_ids, 0, b"", key, sampling, num_tokens))
     tokens: list[int] = []
     async with asyncio.timeout(200):
         while True:
