@@ -67,6 +67,8 @@ class HttpResponse:
         self.on_whole: Callable[[bytes], None] | None = None
         # Its request goes on when the client leaves.
         self.outlives_client = False
+        # The first piece of a stream, which goes out with the next one of this turn of the loop.
+        self._opening = b""
         self.started = False
         self.ended = False
 
@@ -91,11 +93,24 @@ class HttpResponse:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
         await self._write({"type": "http.response.start", "status": status, "headers": raw})
 
+    async def write_opening(self, body: bytes) -> None:
+        """Write a piece that another one follows, mostly in this turn of the event loop: one write
+        to the socket has both then. A write wakes the client, and costs as much as the pieces."""
+        if self.has_room:
+            self._opening += body
+            asyncio.get_running_loop().call_soon(self._write_opening)
+        else:
+            await self.write(body)
+
+    def _write_opening(self) -> None:
+        if self._opening and self.has_room and not self.ended:
+            self.write_now(b"", self._clock.now())
+
     async def write(self, body: bytes) -> None:
         """Write a piece; returns when the socket's buffer has room again."""
         if self.has_room:
             self.write_now(body, self._clock.now())
-        elif body:
+        elif body := self._behind_opening(body):
             await self._write({"type": "http.response.body", "body": body, "more_body": True})
 
     @property
@@ -107,13 +122,20 @@ class HttpResponse:
         """Write a piece at this time. Only with `has_room`."""
         assert self._writer is not None, "there is room"
         self._last_write_s = now_s
-        if piece:
+        if piece := self._behind_opening(piece):
             self._writer.write(piece)
+
+    def _behind_opening(self, piece: bytes) -> bytes:
+        if not self._opening:
+            return piece
+        opening, self._opening = self._opening, b""
+        return opening + piece
 
     async def end(self, body: bytes = b"") -> None:
         """Send the last piece and end. At most once."""
         assert not self.ended, "a response ends once"
         self.ended = True
+        body = self._behind_opening(body)
         await self._write({"type": "http.response.body", "body": body})
 
     async def end_with(self, pieces: Iterable[bytes]) -> None:

@@ -37,7 +37,7 @@ class StreamedAnswer:
         elif head.explanation:
             # A keep-alive has sent the headers.
             await self._response.write(sse.comment(f"{EXPLANATION_HEADER}: {head.explanation}"))
-        await self._response.write(self._format.opening())
+        await self._response.write_opening(self._format.opening())
 
     async def deltas(self, batch: list[Delta]) -> None:
         await self._response.write(self._format.deltas(batch))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import chain, islice
+from typing import TypeVar
 
 from baton.system.clock import Clock
 from baton.wire.failures import ModelNotFound, Unavailable, did_you_mean, quoted
@@ -20,6 +21,8 @@ MAX_MODELS = 1000
 # A name that no router has named for so long was taken away. Routers remember a pool without
 # workers for the same time; one that has just started remembers none.
 FORGET_NAME_S = 3600.0
+
+T = TypeVar("T")
 
 
 class AliasError(ValueError):
@@ -164,9 +167,12 @@ class ModelDirectory:
             raise Unavailable(
                 f"no ready worker serves {quoted(public_name)}", reason="no_worker", retry_after_s=2
             )
-        ((_, models),) = self._rng.choices(ready, [target.weight for target, _ in ready])
-        (model,) = self._rng.choices(models, [model.num_ready_decode for model in models])
-        return model
+        _, models = self._drawn(ready, [target.weight for target, _ in ready])
+        return self._drawn(models, [model.num_ready_decode for model in models])
+
+    def _drawn(self, options: Sequence[T], weights: Sequence[float]) -> T:
+        """One of these, by their weights. There is mostly one, and a draw asks the kernel."""
+        return options[0] if len(options) == 1 else self._rng.choices(options, weights)[0]
 
     def listed(self, allowed: Iterable[str]) -> dict[str, int]:
         """The aliases and names with ready workers that `allowed` lets through, sorted, each with

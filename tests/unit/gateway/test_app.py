@@ -76,6 +76,7 @@ class Socket:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.num_pieces = 0
+        self.first_piece = b""
 
     @property
     def has_room(self) -> bool:
@@ -86,6 +87,7 @@ class Socket:
         assert not self.client.ended, "nothing after the end"
         self.client.body += piece
         self.num_pieces += 1
+        self.first_piece = self.first_piece or piece
 
 
 def choice_of(client: Client, number: int) -> list[dict[str, Any]]:
@@ -265,6 +267,17 @@ def test_a_stream_that_is_written_at_once_has_the_bytes_of_one_that_waits(
         for number in range(fields.get("n", 1)):
             assert choice_of(client, number) == choice_of(waiting, number)
         assert client.events[-1] == "[DONE]"
+
+    simulate(scenario)
+
+
+def test_the_opening_of_a_stream_leaves_with_its_first_text() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        client = Client(CHAT)
+        socket = client.scope["baton.writer"] = Socket(client)
+        await serve(app_of(fleet), client)
+        assert b'"role"' in socket.first_piece
+        assert b'"content":"H' in socket.first_piece
 
     simulate(scenario)
 

@@ -1,5 +1,6 @@
 """Headers, bodies and responses at the HTTP edge."""
 
+import asyncio
 import random
 
 import pytest
@@ -200,6 +201,51 @@ def test_a_client_that_takes_nothing_for_30_s_is_given_up() -> None:
         writing.cancel()
 
     run_virtual(scenario(), clock)
+
+
+class Pieces:
+    """A writer that has room, and keeps what it writes."""
+
+    has_room = True
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def write(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+
+
+async def test_an_opening_leaves_with_the_next_piece_or_at_the_end_of_the_turn() -> None:
+    async def send(message: dict[str, object]) -> None:
+        """Take it."""
+
+    for follows in (True, False):
+        writer = Pieces()
+        response = HttpResponse(send, {}, VirtualClock(), writer=writer)
+        await response.start(200, "text/event-stream", {})
+        await response.write_opening(b"opening,")
+        if follows:
+            await response.write(b"text,")
+            assert writer.pieces == [b"opening,text,"]
+        else:
+            await asyncio.sleep(0)
+            assert writer.pieces == [b"opening,"]
+        await asyncio.sleep(0)
+        await response.write(b"more")
+        assert writer.pieces[1:] == [b"more"]
+
+
+async def test_an_opening_is_not_lost_when_the_answer_ends_with_it() -> None:
+    sent: list[object] = []
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message.get("body"))
+
+    response = HttpResponse(send, {}, VirtualClock(), writer=Pieces())
+    await response.start(200, "text/event-stream", {})
+    await response.write_opening(b"opening,")
+    await response.end(b"end")
+    assert sent == [None, b"opening,end"]
 
 
 async def test_a_large_body_is_written_in_parts() -> None:

@@ -53,6 +53,15 @@ def test_served_names_and_aliases_resolve_to_the_served_model() -> None:
     assert list(names.listed([])) == ["demo", "gpt-4o"]
 
 
+def test_a_name_with_one_model_behind_it_is_resolved_without_a_draw() -> None:
+    rng = random.Random(1)
+    names = ModelDirectory(parse_aliases(["gpt-4o=demo"]), rng, VirtualClock())
+    names.update([model_state()])
+    before = rng.getstate()
+    assert names.resolve("gpt-4o", []).name == "demo"
+    assert rng.getstate() == before
+
+
 def test_unknown_and_not_allowed_get_the_same_answer() -> None:
     names = directory("gpt-4o=demo")
     names.update([model_state()])
