@@ -2,7 +2,7 @@
 
 It is the fleet of `python -m bench overload` without the machine: one prefill worker, two decode
 workers, and a little more than they can do. The long form prints the figures of
-docs/benchmarks/overload.md (`pytest -s`, an hour).
+docs/benchmarks/overload.md (`pytest -s`, half an hour).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
 NUM_DECODE, STEP_S, TOKEN_S = 2, 0.05, 0.0005
 QUIET_SHARE, LOUD_SHARE = 0.05, 1.0
 # The batch slots of each decode worker, and the tokens of an answer.
-SHAPES = [(4, 20), (40, 100)] if IS_LONG else [(4, 20)]
+SLOTS, NUM_TOKENS = (40, 100) if IS_LONG else (4, 20)
 SECONDS, BEGIN_S = (300, 10) if IS_LONG else (10, 2)
 SEEDS = (3, 4, 5, 6) if IS_LONG else (3,)
 CHARS = 23
@@ -55,12 +55,10 @@ class Outcome(NamedTuple):
         return percentile(self.first_tokens_s, percent) or 0.0
 
 
-async def load(
-    fleet: Fleet, shares: dict[str, float], num_tokens: int, *, is_one_line: bool
-) -> Outcome:
+async def load(fleet: Fleet, shares: dict[str, float], *, is_one_line: bool) -> Outcome:
     """Send as much as these shares of the capacity; in one line all are of one tenant."""
     rng, clock, began = fleet.rng, fleet.clock, fleet.clock.now()
-    capacity_per_s = NUM_DECODE * fleet.num_slots / (num_tokens * STEP_S)
+    capacity_per_s = NUM_DECODE * fleet.num_slots / (NUM_TOKENS * STEP_S)
     names = dict.fromkeys(shares, "all") if is_one_line else {each: each for each in shares}
     keys_of = {name: await fleet.new_key(name) for name in set(names.values())}
     keys = {tenant: keys_of[name] for tenant, name in names.items()}
@@ -71,7 +69,7 @@ async def load(
         answer, asked_at = FirstToken(clock), clock.now()
         text = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(CHARS))
         fields: dict[str, Any] = {
-            "max_tokens": rng.randint(num_tokens // 2, num_tokens * 3 // 2),
+            "max_tokens": rng.randint(NUM_TOKENS // 2, NUM_TOKENS * 3 // 2),
             "ignore_eos": True,
             "api_key": keys[tenant],
         }
@@ -98,9 +96,8 @@ async def load(
     return Outcome(times, num_served / (SECONDS - BEGIN_S) / capacity_per_s)
 
 
-@pytest.mark.parametrize(("slots", "num_tokens"), SHAPES)
 def test_the_first_token_of_a_quiet_tenant_waits_for_no_answer_to_end(
-    slots: int, num_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pace = Pace(STEP_S, TOKEN_S, 0)
     monkeypatch.setattr(simulation, "FakeRunner", SameToken)
@@ -112,9 +109,9 @@ def test_the_first_token_of_a_quiet_tenant_waits_for_no_answer_to_end(
         async def scenario(seed: int, clock: VirtualClock) -> None:
             folder = tmp_path / f"{name}-{seed}"
             folder.mkdir()
-            sizes = {"num_prefill": 1, "num_decode": NUM_DECODE, "num_slots": slots}
+            sizes = {"num_prefill": 1, "num_decode": NUM_DECODE, "num_slots": SLOTS}
             async with running_fleet(seed, clock, folder, num_blocks=2048, **sizes) as fleet:
-                outcomes.append(await load(fleet, shares, num_tokens, is_one_line=is_one_line))
+                outcomes.append(await load(fleet, shares, is_one_line=is_one_line))
 
         for seed in SEEDS:
             clock = VirtualClock()

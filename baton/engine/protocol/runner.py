@@ -45,7 +45,7 @@ class CopyingRunner(Protocol):
 
 @runtime_checkable
 class AheadRunner(Protocol):
-    """A runner that computes beside its caller, in the order of the launches (decision 0076)."""
+    """A runner that computes beside its caller, in the order of the launches (decision 0073)."""
 
     def launch(self, batch: StepBatch) -> Callable[[], StepResult]:
         """As `run`, without waiting: the call that it returns waits for the result.

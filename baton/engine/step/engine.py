@@ -2,7 +2,7 @@
 
 A step is also two calls, `begin_step` and `finish_step`, with the runner in between: so a driver
 can publish what is about to run, or let virtual time pass. With a runner that computes beside its
-caller a step of plain decodes begins before the one before it has finished (decision 0076). Knows
+caller a step of plain decodes begins before the one before it has finished (decision 0073). Knows
 no processes, sockets or event loops. The three kinds of sequences are described in
 `protocol/messages.py`.
 """
