@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 # Half a millisecond to copy and to hand over.
 PART_BYTES = 256 * 1024
-# Of one message; far more than any prompt needs.
+# Of all messages of a stream that are not complete: 256 MiB, far more than a gateway holds.
 MAX_PARTS = 1024
 
 
 class TooLong(Exception):
-    """A message has more than MAX_PARTS parts."""
+    """The messages of a stream that are not complete have more than MAX_PARTS parts."""
 
 
 def parts_of(data: bytes) -> Iterator[tuple[bytes, bool]]:
@@ -27,6 +27,7 @@ class Joiner:
 
     def __init__(self) -> None:
         self._parts: dict[int, list[bytes]] = {}
+        self._num_parts = 0
 
     def add(self, call_id: int, data: bytes, *, has_more: bool) -> bytes | None:
         """Add the next part; the whole message when it was the last. Raises TooLong."""
@@ -36,12 +37,16 @@ class Joiner:
                 return data
             parts = self._parts[call_id] = []
         parts.append(data)
-        if len(parts) > MAX_PARTS:
-            raise TooLong(f"a message has more than {MAX_PARTS} parts")
-        if has_more:
-            return None
-        return b"".join(self._parts.pop(call_id))
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise TooLong(f"messages that are not complete have more than {MAX_PARTS} parts")
+        return None if has_more else b"".join(self._take(call_id))
 
     def drop(self, call_id: int) -> None:
         """Forget the parts of a message that nobody waits for."""
-        self._parts.pop(call_id, None)
+        self._take(call_id)
+
+    def _take(self, call_id: int) -> list[bytes]:
+        parts = self._parts.pop(call_id, [])
+        self._num_parts -= len(parts)
+        return parts

@@ -129,3 +129,16 @@ def test_a_message_without_an_end_ends_its_stream(monkeypatch: pytest.MonkeyPatc
         assert echo.heard == ["greeting"]
 
     with_echo(scenario)
+
+
+def test_messages_without_an_end_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MAX_PARTS", 3)
+    joiner = parts.Joiner()
+    for call_id in (1, 2, 3):
+        assert joiner.add(call_id, b"begin", has_more=True) is None
+    with pytest.raises(parts.TooLong):
+        joiner.add(4, b"begin", has_more=True)
+    joiner.drop(1)
+    joiner.drop(4)
+    assert joiner.add(2, b" end", has_more=False) == b"begin end"
+    assert joiner.add(5, b"begin", has_more=True) is None
