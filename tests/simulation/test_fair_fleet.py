@@ -28,7 +28,7 @@ NUM_DECODE, STEP_S, TOKEN_S = 2, 0.05, 0.0005
 QUIET_SHARE, LOUD_SHARE = 0.05, 1.0
 # The batch slots of each decode worker, and the tokens of an answer.
 SLOTS, NUM_TOKENS = (40, 100) if IS_LONG else (4, 20)
-SECONDS, BEGIN_S = (300, 10) if IS_LONG else (10, 2)
+SECONDS, BEGIN_S = (300, 10) if IS_LONG else (16, 2)
 SEEDS = (3, 4, 5, 6) if IS_LONG else (3,)
 CHARS = 23
 
@@ -60,7 +60,7 @@ async def load(fleet: Fleet, shares: dict[str, float], *, is_one_line: bool) -> 
     rng, clock, began = fleet.rng, fleet.clock, fleet.clock.now()
     capacity_per_s = NUM_DECODE * fleet.num_slots / (NUM_TOKENS * STEP_S)
     names = dict.fromkeys(shares, "all") if is_one_line else {each: each for each in shares}
-    keys_of = {name: await fleet.new_key(name) for name in set(names.values())}
+    keys_of = {name: await fleet.new_key(name) for name in dict.fromkeys(names.values())}
     keys = {tenant: keys_of[name] for tenant, name in names.items()}
     times: list[float] = []
     ended: list[float] = []
