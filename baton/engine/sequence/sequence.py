@@ -269,14 +269,15 @@ class Sequence:
         last = max(1, self.max_num_tokens - self.num_prompt_tokens)
         self.credit = min(max(self.credit, index), last)
 
-    def take(self, token: int) -> None:
-        """Take the first token that it awaits."""
+    def take(self, token: int) -> int:
+        """Take the first token that it awaits; returns how many there are before it."""
         place = self.num_tokens - self.num_awaited
         if place == len(self._tokens):
             self._tokens = np.resize(self._tokens, 2 * place)
         self._tokens[place] = token
         self.last_token = token
         self.num_awaited -= 1
+        return place
 
     def append(self, token: int) -> None:
         """Take a new output token; its KV is not computed yet."""

@@ -155,12 +155,10 @@ class EngineState:
         events, block_size = self.events, self.manager.block_size
         events.token_seq_ids += seq_ids
         events.token_ids += tokens
-        events.token_indexes += [
-            seq.num_tokens - seq.num_awaited - seq.num_prompt_tokens for seq in seqs
-        ]
-        for seq, token in zip(seqs, tokens, strict=True):
-            num_computed = seq.num_tokens - seq.num_awaited
-            seq.take(token)
+        places = [seq.take(token) for seq, token in zip(seqs, tokens, strict=True)]
+        indexes = [place - seq.num_prompt_tokens for seq, place in zip(seqs, places, strict=True)]
+        events.token_indexes += indexes
+        for seq, token, num_computed in zip(seqs, tokens, places, strict=True):
             if num_computed % block_size == 0:
                 self.manager.register_full_blocks(seq)
             if token in seq.end_ids or num_computed + 1 >= seq.max_num_tokens:
