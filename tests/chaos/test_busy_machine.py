@@ -14,7 +14,7 @@ from tests.chaos.streams import assert_same, story
 from tests.chaos.trials import Trials
 
 LOOPS_PER_CPU = 3
-NUM_STREAMS, NUM_TOKENS = 4, 200
+NUM_STREAMS, NUM_TOKENS = 4, 120
 # Of the CPU time there is: a fair kernel gives the loops three quarters.
 LEAST_TAKEN = 0.4
 

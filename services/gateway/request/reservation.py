@@ -63,7 +63,7 @@ class Reservations:
             outcome = error.reason
             raise
         except asyncio.CancelledError:
-            is_late = valid.deadlines.left_s <= 0
+            is_late = trace.has_timed_out or valid.deadlines.left_s <= 0
             outcome = "deadline_exceeded" if is_late else trace.client.gone_reason
             raise
         finally:

@@ -153,6 +153,11 @@ class RequestTrace:
         # From the first pick on.
         self.explanation: Explanation | None = None
 
+    @property
+    def has_timed_out(self) -> bool:
+        """Its time is over. The timer may be early by a turn of the event loop."""
+        return self.timeout is not None and self.timeout.expired() and not self.is_cancelled
+
     def cancel(self) -> None:
         """End the request, which its tenant wants no more."""
         if self.timeout is not None and not self.is_cancelled and not self.timeout.expired():

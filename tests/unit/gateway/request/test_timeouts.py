@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import math
 from typing import Any
 
 import pytest
 
+from baton.wire.failures import DeadlineExceeded
 from services.gateway import instruments
-from tests.unit.gateway.fakes import Fleet, simulate
+from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
 from tests.unit.gateway.test_app import CHAT, Client, app_of, serve
 
 
@@ -113,5 +115,25 @@ def test_leaving_is_measured_by_the_stage_that_it_ends(stage: str, phase: str) -
         client.gone.set()
         await task
         assert count() == before + 1
+
+    simulate(scenario)
+
+
+def test_a_deadline_whose_timer_is_early_is_a_deadline_on_the_bill_too() -> None:
+    """uvloop counts a timer from the beginning of the turn that sets it."""
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.step_s = 1
+        body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+        incoming = fleet.incoming("/v1/chat/completions", body, deadline_s=100.0)
+        running = asyncio.create_task(fleet.gateway.pipeline.run(incoming, RecordingSink()))
+        await asyncio.sleep(1)
+        trace = fleet.gateway.auditor.running_one(incoming.request_id)
+        assert trace is not None
+        assert trace.timeout is not None
+        trace.timeout.reschedule(-math.inf)
+        with pytest.raises(DeadlineExceeded):
+            await running
+        assert fleet.record.finish_reason == "deadline_exceeded"
 
     simulate(scenario)
