@@ -13,8 +13,8 @@ import os
 if __name__ == "__main__":
     gc.disable()
     # Between two steps the other threads wait for the next one. OpenMP lets them look 300,000 times
-    # for it, some ten milliseconds, and where others want the CPUs that costs them their turn. This
-    # many last about as long as a step's bookkeeping. Read once, when torch is imported.
+    # for it, and where others want the CPUs that costs them their turn
+    # (docs/benchmarks/engine-cpu.md). Read once, when torch is imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

@@ -1,8 +1,8 @@
 // The threads of one parallel region. They meet at barriers; between these each takes the units of
 // its own share of the work in order, then what is left of the others', so that weights are read
-// in long runs and a thread which the system has put aside delays the others by one unit only. Who
-// waits spins for a moment and then sleeps: to spin, or to yield, on a core that others want costs
-// the thread its turn just when the one it waits for is back. The OpenMP runtime's own barriers
+// in long runs and a thread which the system has put aside delays the others by one unit only. A thread
+// that waits spins for a moment and then sleeps: to spin, or to yield, on a core that others want
+// costs it its turn just when the one it waits for is back. The OpenMP runtime's own barriers
 // sleep or spin as its environment says, and cost microseconds.
 #pragma once
 
@@ -79,8 +79,8 @@ class Team {
 #endif
     }
 
-    // Returns when the phase is over. Whoever ends it sees either that this thread is asleep, or
-    // it is this thread that sees the new phase: both sides order their write before their read.
+    // Returns when the phase is over. The thread that ends it sees that this one is asleep, or
+    // this one sees the new phase: both sides order their write before their read.
     void sleep(int phase) {
         num_asleep_.fetch_add(1);
         while (phase_.load() == phase) wait_for_change(phase);
