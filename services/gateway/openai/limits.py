@@ -25,6 +25,8 @@ MAX_CHOICES_OF_LIST = 1024
 # Of one request for embeddings.
 MAX_INPUTS = 2048
 MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
+# Of the text of one /detokenize: eight times the default cap of a body.
+MAX_TOLD_CHARS = 64 * 1024 * 1024
 # OpenAI takes 4.
 MAX_STOP_STRINGS = 32
 

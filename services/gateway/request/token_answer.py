@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator
 
 from baton.wire.failures import InvalidRequest, quoted
+from services.gateway.openai import limits
 from services.gateway.openai.generation import Delta, PromptTokens, TokenDetails
 from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import Job, ValidRequest
@@ -35,7 +36,12 @@ async def tell_text(valid: ValidRequest, text_model: TextModel, sink: AnswerSink
             message = f"tokens: token id {quoted(largest)} is not below {valid.model.vocab_size}"
             raise InvalidRequest(message, reason="invalid_token_id", param="tokens")
         await asyncio.sleep(0)
+    num_chars = 0
     for text in text_pieces(ids, text_model.decoder):
+        num_chars += len(text)
+        if num_chars > limits.MAX_TOLD_CHARS:
+            message = f"tokens: their text has over {limits.MAX_TOLD_CHARS} characters; ask in parts"
+            raise InvalidRequest(message, reason="invalid_value", param="tokens")
         await sink.deltas([Delta(0, text)])
         await asyncio.sleep(0)
     return len(ids)

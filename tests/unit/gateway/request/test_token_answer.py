@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from baton.wire.failures import InvalidRequest, LimitExceeded
+from services.gateway.openai import limits
 from services.gateway.openai.endpoints import ENDPOINTS
 from services.gateway.openai.generation import Usage
 from services.gateway.text import detokenize
@@ -129,6 +130,21 @@ def test_the_text_of_many_tokens_is_encoded_as_it_comes(monkeypatch: Any) -> Non
         pieces = list(format.whole(Usage(0, 0, 0)))
         assert max(map(len, pieces)) < 12
         assert json.loads(b"".join(pieces)) == {"prompt": 'say "hi" 10 times'}
+
+    simulate(scenario)
+
+
+def test_the_text_of_one_request_is_limited(monkeypatch: Any) -> None:
+    monkeypatch.setattr(detokenize, "PIECE_TOKENS", 4)
+    monkeypatch.setattr(limits, "MAX_TOLD_CHARS", 12)
+
+    async def scenario(fleet: Fleet) -> None:
+        assert await ask(fleet, "/detokenize", tokens=list(b"twelve chars")) == {
+            "prompt": "twelve chars"
+        }
+        with pytest.raises(InvalidRequest, match="over 12 characters") as caught:
+            await ask(fleet, "/detokenize", tokens=list(b"thirteen char"))
+        assert caught.value.param == "tokens"
 
     simulate(scenario)
 
