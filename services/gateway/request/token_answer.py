@@ -40,7 +40,7 @@ async def tell_text(valid: ValidRequest, text_model: TextModel, sink: AnswerSink
     for text in text_pieces(ids, text_model.decoder):
         num_chars += len(text)
         if num_chars > limits.MAX_TOLD_CHARS:
-            message = f"tokens: their text has over {limits.MAX_TOLD_CHARS} characters; ask in parts"
+            message = f"tokens: their text has over {limits.MAX_TOLD_CHARS} characters"
             raise InvalidRequest(message, reason="invalid_value", param="tokens")
         await sink.deltas([Delta(0, text)])
         await asyncio.sleep(0)
