@@ -6,6 +6,9 @@ from baton.runtime.process import Misconfigured
 
 # Before the number of a socket that the parent process has bound.
 INHERITED = "fd:"
+# A peer whose machine is silent for 10 s while it waits for an answer is lost; work for it ends.
+# Accepted sockets inherit these.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 4, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
 
 
 def listening_socket(listen: str, *, send_buffer_bytes: int = 0) -> socket.socket:
@@ -20,6 +23,9 @@ def listening_socket(listen: str, *, send_buffer_bytes: int = 0) -> socket.socke
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if send_buffer_bytes:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            bound.setsockopt(socket.IPPROTO_TCP, option, value)
         bound.bind((host.strip("[]"), int(port)))
         bound.setblocking(False)
     except OSError as error:

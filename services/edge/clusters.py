@@ -4,6 +4,10 @@ A gateway is ejected for a while by consecutive failures: connections that canno
 and errors of its own (500 to 502); never by a 429, 503 or 504. A gateway says itself whether it
 takes requests. The control plane reads that, and so does Envoy's own health check: a gateway that
 dies while the control plane is away gets no more requests within seconds.
+
+A gateway whose machine is silent loses its connections, too. That is told by its kernel, which
+answers for a gateway that is merely slow: a failed health check would also end the streams of one
+that drains.
 """
 
 from envoy_data_plane.envoy.config.cluster.v3 import (
@@ -16,6 +20,7 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     ClusterEdsClusterConfig,
     ClusterLbPolicy,
     OutlierDetection,
+    UpstreamConnectionOptions,
 )
 from envoy_data_plane.envoy.config.common.matcher.v3 import HttpHeadersMatch, MatchPredicate
 from envoy_data_plane.envoy.config.core.v3 import (
@@ -24,6 +29,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     HealthCheckHttpHealthCheck,
     Http1ProtocolOptions,
     HttpProtocolOptions,
+    TcpKeepalive,
 )
 from envoy_data_plane.envoy.config.route.v3 import HeaderMatcher
 from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
@@ -35,7 +41,7 @@ from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
 )
 from envoy_data_plane.envoy.type.v3 import Int64Range, Percent
 
-from services.edge.messages import from_ads, packed, receive_buffer, seconds
+from services.edge.messages import from_ads, packed, receive_buffer, seconds, user_timeout
 
 GATEWAYS = "gateways"
 READY_PATH = "/readyz"
@@ -45,6 +51,10 @@ READY_PATH = "/readyz"
 BUFFER_BYTES = 32 * 1024
 RECEIVE_BUFFER_BYTES = 16 * 1024
 CONNECT_TIMEOUT_S = 2.0
+# A gateway whose kernel acknowledges nothing for so long is lost, whether something was sent to it
+# (user timeout) or an answer is awaited (keepalive).
+_SILENCE_S = 5.0
+_KEEPALIVE = TcpKeepalive(keepalive_time=2, keepalive_interval=1, keepalive_probes=3)
 # Shorter than the gateway's 75 s, so that it never closes a connection just as a request is sent.
 _IDLE_S = 60.0
 # These only bound Envoy's memory: the gateway has its own limits, and its own errors for them.
@@ -70,7 +80,10 @@ def gateway_cluster() -> Cluster:
         eds_cluster_config=ClusterEdsClusterConfig(eds_config=from_ads()),
         connect_timeout=seconds(CONNECT_TIMEOUT_S),
         per_connection_buffer_limit_bytes=BUFFER_BYTES,
-        upstream_bind_config=BindConfig(socket_options=[receive_buffer(RECEIVE_BUFFER_BYTES)]),
+        upstream_bind_config=BindConfig(
+            socket_options=[receive_buffer(RECEIVE_BUFFER_BYTES), user_timeout(_SILENCE_S)]
+        ),
+        upstream_connection_options=UpstreamConnectionOptions(tcp_keepalive=_KEEPALIVE),
         lb_policy=ClusterLbPolicy.LEAST_REQUEST,
         # Unready gateways get requests only when no gateway is ready. Their refusal has a reason
         # and a time to come back, which "no healthy upstream" lacks.

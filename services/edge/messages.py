@@ -22,6 +22,7 @@ from baton.runtime.discovery.addresses import host_and_port
 
 # Linux's numbers, which Envoy expects, under the kernel's names.
 _SOL_SOCKET, _SO_SNDBUF, _SO_RCVBUF = 1, 7, 8
+_IPPROTO_TCP, _TCP_USER_TIMEOUT = 6, 18
 
 
 def packed(message: betterproto2.Message) -> Any:
@@ -67,6 +68,11 @@ def send_buffer(num_bytes: int) -> SocketOption:
 
 def receive_buffer(num_bytes: int) -> SocketOption:
     return _integer_option("receive buffer", (_SOL_SOCKET, _SO_RCVBUF), num_bytes)
+
+
+def user_timeout(of_s: float) -> SocketOption:
+    """How long written bytes may wait for the peer's kernel, before the connection is given up."""
+    return _integer_option("user timeout", (_IPPROTO_TCP, _TCP_USER_TIMEOUT), round(of_s * 1000))
 
 
 def _integer_option(description: str, option: tuple[int, int], value: int) -> SocketOption:

@@ -36,7 +36,21 @@ _FORM_BYTES = 64 * 1024
 HEALTH_PATH = "/healthz"
 
 # In none of these cases has a gateway received the request, so a retry cannot repeat work.
-_RETRY_ON = "connect-failure,refused-stream,reset-before-request"
+_UNRECEIVED = "connect-failure,refused-stream,reset-before-request"
+# These keep nothing of a request, so another gateway may answer what one was lost with. What has an
+# Idempotency-Key is told that its first try runs, so the client is the one to try it again.
+_REPEATABLE_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    *OTHER_PATHS,
+)
+_UNKEYED = HeaderMatcher(name="idempotency-key", present_match=True, invert_match=True)
+# Of each such request Envoy keeps so much until its answer begins; a longer one is not repeated.
+_REPEATABLE_BYTES = 256 * 1024
 _NUM_RETRIES = 3
 # After so many tries the next ones go to another region: this one may be lost as a whole, and Envoy
 # not know it yet.
@@ -54,9 +68,18 @@ def routes(max_body_bytes: int, max_file_bytes: int) -> RouteConfiguration:
     refused = _refused(RouteMatch(prefix="/", headers=[_longer(max_body_bytes)]))
     paths = [RouteMatch(path=path) for path in (*OTHER_PATHS, HEALTH_PATH)]
     matches = (RouteMatch(prefix=API_PREFIX), *paths)
+    repeatable = [_repeatable(path) for path in _REPEATABLE_PATHS]
     served = [Route(match=match, route=_to_gateways()) for match in matches]
-    host = VirtualHost(name="all", domains=["*"], routes=[*files, refused, *served])
+    host = VirtualHost(name="all", domains=["*"], routes=[*files, refused, *repeatable, *served])
     return RouteConfiguration(name="edge", virtual_hosts=[host])
+
+
+def _repeatable(path: str) -> Route:
+    return Route(
+        match=RouteMatch(path=path, headers=[_UNKEYED]),
+        route=_to_gateways(f"{_UNRECEIVED},reset"),
+        request_body_buffer_limit=_REPEATABLE_BYTES,
+    )
 
 
 def _longer(max_bytes: int) -> HeaderMatcher:
@@ -73,13 +96,13 @@ def _refused(match: RouteMatch) -> Route:
     )
 
 
-def _to_gateways() -> RouteAction:
+def _to_gateways(retry_on: str = _UNRECEIVED) -> RouteAction:
     return RouteAction(
         cluster=GATEWAYS,
         timeout=_NEVER,
         idle_timeout=_NEVER,
         retry_policy=RetryPolicy(
-            retry_on=_RETRY_ON,
+            retry_on=retry_on,
             num_retries=_NUM_RETRIES,
             host_selection_retry_max_attempts=_NUM_RETRIES,
             retry_host_predicate=[

@@ -19,7 +19,27 @@ from services.envoy.envoy_process import run_envoy
 from services.gateway.http.request import Headers
 from services.gateway.identity.certificates import Certificates
 from tests.integration.edge.edge_load import CHAT, REFUSED, Load
-from tests.integration.edge.edge_stack import HOME, PATIENCE_S, Edge, SmallGateway, running_edge
+from tests.integration.edge.edge_stack import (
+    HANG_UP,
+    HOME,
+    PATIENCE_S,
+    Edge,
+    SmallGateway,
+    running_edge,
+)
+
+# Of /proc/net/tcp, as text; 1 is a retransmission.
+KEEPALIVE_TIMER = "02"
+
+
+def timers_to(port: int) -> set[str]:
+    """The timers that run for established connections to a port of loopback and end within 2 s."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    peers = [row for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "01"]
+    timers = [row[5].split(":") for row in peers]
+    ticks = 2 * os.sysconf("SC_CLK_TCK")
+    return {kind for kind, due in timers if int(due, 16) <= ticks}
+
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -215,6 +235,44 @@ async def test_a_killed_gateway_costs_only_what_it_had(edge: Edge, authority: Au
     assert stats["cluster.gateways.upstream_rq_retry_success"] > 0
     a.num_pieces, a.go = 1, None
     await a.start()
+
+
+async def test_what_keeps_nothing_is_tried_elsewhere_when_its_gateway_is_lost() -> None:
+    lost, well = SmallGateway("lost"), SmallGateway("well")
+    lost.status = HANG_UP
+    # Fewer than the failures that eject a gateway, but for the last one.
+    cases = [
+        (CHAT, {}, 100_000, True),
+        (CHAT, {"idempotency-key": "one"}, 10, False),
+        ("/v1/responses", {}, 10, False),
+        ("/v1/batches", {}, 10, False),
+        (CHAT, {}, 1_000_000, False),
+    ]
+    async with running_edge([lost, well]) as edge:
+        async with httpx.AsyncClient(base_url=edge.root, timeout=PATIENCE_S) as http:
+            for path, headers, num_bytes, is_repeated in cases:
+                before, status = lost.num_requests, 200
+                while lost.num_requests == before:
+                    assert status == 200
+                    answer = await http.post(path, content=bytes(num_bytes), headers=headers)
+                    status = answer.status_code
+                assert lost.num_requests == before + 1
+                assert (status == 200) == is_repeated, (path, headers, num_bytes)
+
+
+async def test_a_silent_gateway_is_asked_for_a_sign_of_life(
+    edge: Edge, authority: Authority
+) -> None:
+    """The kernel's timer of each of Envoy's connections to it is that of a keepalive, due soon."""
+    a, _ = edge.gateways
+    async with client(edge, authority) as http:
+        async with Load(http) as load:
+            await load.more()
+
+            async def is_asked() -> bool:
+                return KEEPALIVE_TIMER in timers_to(a.port)
+
+            await edge.until(is_asked)
 
 
 async def test_an_envoy_that_leaves_ends_what_it_has(edge: Edge, authority: Authority) -> None:
