@@ -122,9 +122,10 @@ def open_balanced_channel(
     endpoints: Sequence[str], *, tls: PeerTls | None = None
 ) -> grpc.aio.Channel:
     """A channel to all replicas of a service: one "host:port", whose name may stand for several
-    addresses, or several with IPv4 addresses. `tls` as for `open_channel`."""
+    addresses, or several with addresses of one family. `tls` as for `open_channel`."""
     assert endpoints, "at least one replica"
-    target = endpoints[0] if len(endpoints) == 1 else f"ipv4:{','.join(endpoints)}"
+    family = "ipv6" if endpoints[0].startswith("[") else "ipv4"
+    target = endpoints[0] if len(endpoints) == 1 else f"{family}:{','.join(endpoints)}"
     balanced: Options = [("grpc.service_config", json.dumps(_BALANCED))]
     # A second channel is opened to be rid of connections to replicas that hang.
     options = MESSAGE_OPTIONS + _NO_PROXY + _UNARY_OPTIONS + _OWN_CONNECTION + balanced

@@ -15,6 +15,7 @@ RUN touch README.md && \
     case "${SERVICE}" in \
         router) extras=router,kubernetes ;; \
         edge) extras=edge,kubernetes ;; \
+        gateway) extras=gateway,kubernetes ;; \
         *) extras=${SERVICE} ;; \
     esac && \
     python3 -m venv --without-pip /opt/venv && \

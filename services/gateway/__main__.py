@@ -73,16 +73,14 @@ async def serve(
     take_over(settings.outbox_dir, num_processes=1)
     bound = listening_socket(settings.listen, send_buffer_bytes=SEND_BUFFER_BYTES)
     server = _server(app, settings, place)
-    pages: dict[str, Page] = {
-        "/requests": lambda rest: open_requests(gateway),
-        "/explain": gateway.explanations.page,
-    }
-    admin_port = start_admin(settings.admin_listen, process.unready_reason, pages)
+    admin_port = start_admin(settings.admin_listen, process.unready_reason, _pages(gateway))
     port = bound.getsockname()[1]
     _log.info("serving", port=port, admin_port=admin_port)
     on_bound(port)
     async with asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(gateway.run())]
+        if settings.discovery == "kubernetes":
+            background += [tasks.create_task(client.follow()) for client in (quota, tokenizer)]
         if settings.aliases_file is not None:
             following = follow_aliases(gateway.directory, settings.aliases, settings.aliases_file)
             background.append(tasks.create_task(following))
@@ -103,6 +101,13 @@ async def serve(
         if client is not None:
             await client.close()
     _log.info("stopped")
+
+
+def _pages(gateway: Gateway) -> dict[str, Page]:
+    return {
+        "/requests": lambda rest: open_requests(gateway),
+        "/explain": gateway.explanations.page,
+    }
 
 
 def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> Gateway:

@@ -29,6 +29,9 @@ class GatewaySettings:
     # fd:N = a socket that the parent process has bound.
     listen: str = "127.0.0.1:8080"
     admin_listen: str = "127.0.0.1:0"
+    # kubernetes: quota and tokenizer are names of Services, and are reached at the addresses of
+    # their EndpointSlices, which the account may watch.
+    discovery: Literal["names", "kubernetes"] = "names"
     # Processes that serve on the same socket, each a gateway of its own with all limits below.
     processes: int = 1
     # Name in logs and hellos; empty = host name and process id.
@@ -139,7 +142,7 @@ class GatewaySettings:
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one endpoint")
         for name in ("quota", "tokenizer"):
-            _check_replicas(name, getattr(self, name))
+            _check_replicas(name, getattr(self, name), self.discovery)
 
     def _check_store(self) -> None:
         if "@" in self.store_url.partition("?")[0]:
@@ -162,10 +165,12 @@ class GatewaySettings:
             )
 
 
-def _check_replicas(name: str, endpoints: tuple[str, ...]) -> None:
+def _check_replicas(name: str, endpoints: tuple[str, ...], discovery: str) -> None:
     """Refuse names in a list of replicas, which grpc's address resolver does not take."""
     if len(endpoints) == 1:
         return
+    if discovery == "kubernetes":
+        raise ValueError(f"{name} must be the name of one Service with discovery=kubernetes")
     for endpoint in endpoints:
         try:
             IPv4Address(endpoint.rpartition(":")[0])

@@ -130,7 +130,8 @@ def test_everything_else_is_refused(name: str) -> None:
             if "to" not in rule
             for port in rule["ports"]
         }
-        watches = {443, 6443} if component(workload) in ("router", "edge") else set()
+        finds_others = component(workload) in ("gateway", "router", "edge")
+        watches = {443, 6443} if finds_others else set()
         hub = {443} if component(workload) == "download" else set()
         uses_redis = component(workload) in ("quota", "gateway")
         redis = {6380} if name == "external-redis" and uses_redis else set()
@@ -188,11 +189,11 @@ def test_what_users_name_outside_is_reached_at_its_port() -> None:
 
 
 def test_a_gateway_reaches_the_issuer_of_tokens_and_the_safety_service_if_there_are() -> None:
-    assert egress_ports(render({}), "gateway") == set()
+    assert egress_ports(render({}), "gateway") == {443, 6443}
     issuer = {"jwt_issuer": "https://login.example", "jwt_audience": "baton"}
     url = {"jwt_jwks_url": "https://keys.example:8443/keys", "safety_url": "http://judge/m"}
     told = {"gateway": {"settings": {**issuer, **url}}}
-    assert egress_ports(render(told), "gateway") == {80, 443, 8443}
+    assert egress_ports(render(told), "gateway") == {80, 443, 6443, 8443}
 
 
 def test_workers_that_move_blocks_by_nixl_reach_each_other_at_any_port() -> None:

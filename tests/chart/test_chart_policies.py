@@ -225,7 +225,9 @@ def test_pools_of_h100s_grow_by_what_they_lack() -> None:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_only_router_and_edge_may_ask_the_api_server_and_only_for_endpoints(name: str) -> None:
+def test_only_those_who_find_others_may_ask_the_api_server_and_only_for_endpoints(
+    name: str,
+) -> None:
     objects = profile(name)
     (role,) = of_kind(objects, "Role")
     assert role["rules"] == [
@@ -237,7 +239,7 @@ def test_only_router_and_edge_may_ask_the_api_server_and_only_for_endpoints(name
     ]
     for workload in of_kind(objects, *WORKLOADS):
         spec = pod_of(workload)["spec"]
-        watches = component(workload) in ("router", "edge")
+        watches = component(workload) in ("gateway", "router", "edge")
         assert spec["automountServiceAccountToken"] is watches
         assert spec["serviceAccountName"] == ("baton-watcher" if watches else "baton")
 

@@ -288,9 +288,9 @@ def test_the_price_list_of_compose_is_one_that_quota_takes() -> None:
     assert parse_prices(file.read_text(), str(file)).text_of("baton-demo")
 
 
-def test_old_pods_stay_until_dns_has_the_new_ones() -> None:
-    """Of the services that callers find by name; answers are kept for 30 s, as kubeadm sets it."""
-    for workload in of_component(profile("default"), "quota", "tokenizer", "router"):
+def test_old_routers_stay_until_dns_has_the_new_ones() -> None:
+    """Gateways find routers by name; answers are kept for 30 s, as kubeadm sets it."""
+    for workload in of_component(profile("default"), "router"):
         assert workload["spec"]["minReadySeconds"] > 30
 
 

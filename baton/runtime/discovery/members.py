@@ -65,6 +65,14 @@ class Target:
         return not self.is_kubernetes and is_address(self.host)
 
 
+def service_target(endpoint: str) -> str:
+    """The target of the Service that "SERVICE[.NAMESPACE[...]]:PORT" names."""
+    host, _, port = endpoint.rpartition(":")
+    service, _, rest = host.partition(".")
+    namespace = rest.partition(".")[0]
+    return f"{KUBERNETES}{namespace}{'/' if namespace else ''}{service}:{port}"
+
+
 def joined(host: str, port: int | str) -> str:
     """The address to dial."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -7,8 +7,9 @@ gateway chooses the router of each pick (routing/routers.py).
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from hashlib import sha256
+from random import SystemRandom
 from typing import Any
 
 import grpc
@@ -17,6 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton.runtime import grpc_channel
 from baton.runtime.calls.shared_calls import CallTerms, SharedCalls, Silent
 from baton.runtime.cutoff import CutOff, Cutoff
+from baton.runtime.discovery.discover import discover
+from baton.runtime.discovery.members import Member, service_target
 from baton.runtime.shared_stream import ClientFrameStream
 from baton.system.clock import Clock
 from baton.wire.call_methods import (
@@ -88,28 +91,80 @@ class _RenewalStream(_CallStream):
 
 
 class _Connection:
-    """A channel to all replicas of quota, since when it is there, and what ends when it is left."""
+    """A channel to all replicas of a service, since when it is there, and what ends when it is
+    left. gRPC closes a channel that nobody uses."""
 
-    def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
+    def __init__(self, endpoints: Sequence[str], stub: Any, clock: Clock) -> None:
         self.channel = grpc_channel.open_balanced_channel(endpoints)
-        self.stub = quota_pb2_grpc.QuotaStub(self.channel)
+        self.stub = stub(self.channel)
         self.calls = SharedCalls.over_grpc(self.stub, clock, is_balanced=True)
+        self.large_calls = SharedCalls.over_grpc(self.stub, clock, is_balanced=True)
         self.since_s = clock.now()
         self.leaving = Cutoff()
 
+    def leave(self) -> None:
+        """Running calls end where they are."""
+        self.leaving.now()
+        self.calls.leave()
+        self.large_calls.leave()
 
-class GrpcQuota:
+    async def close(self) -> None:
+        await self.calls.close()
+        await self.large_calls.close()
+        await self.channel.close()
+
+
+class _Replicas:
+    """The connection to a service, of which there may be several replicas."""
+
+    _stub: Any
+
+    def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
+        self._clock = clock
+        self._endpoints = tuple(endpoints)
+        self._connection = _Connection(endpoints, self._stub, clock)
+
+    def move(self, endpoints: Sequence[str]) -> None:
+        """Ask the replicas at these endpoints from now on."""
+        if tuple(endpoints) != self._endpoints:
+            self._endpoints = tuple(endpoints)
+            self._reconnect()
+
+    async def follow(self) -> None:
+        """Ask the replicas that Kubernetes lists of the Service whose name is the endpoint, until
+        cancelled; those of its name until some are listed. Raises SettingsError without a cluster.
+
+        A cluster's names are cached for 30 s, in which a rollout may replace all addresses of one.
+        """
+        (named,) = self._endpoints
+
+        def found(members: Collection[Member]) -> None:
+            self.move([member.address for member in members] or [named])
+
+        source = await discover([service_target(named)], SystemRandom())
+        await source.follow(found)
+
+    async def probe(self, deadline_s: float) -> None:
+        await _probe(self._connection.channel, deadline_s)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def _reconnect(self) -> None:
+        left = self._connection
+        self._connection = _Connection(self._endpoints, self._stub, self._clock)
+        left.leave()
+
+
+class GrpcQuota(_Replicas):
     """QuotaClient over all replicas. Every call may be repeated: quota knows it by its usage id.
 
     A replica that hangs keeps its connections, and would get its share of the calls until gRPC's
     pings find it, in two seconds. So a call that is silent for HUNG_S leaves the channel for a
-    fresh one, which has only replicas that answer; running calls end where they are.
+    fresh one, which has only replicas that answer.
     """
 
-    def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
-        self._clock = clock
-        self._endpoints = endpoints
-        self._connection = _Connection(endpoints, clock)
+    _stub = quota_pb2_grpc.QuotaStub
 
     async def authenticate(
         self, key_digest: bytes, context: CallContext
@@ -129,13 +184,6 @@ class GrpcQuota:
         connection = self._connection
         call = connection.stub.Renew(metadata=grpc_channel.outgoing())
         return _RenewalStream(call, connection.leaving)
-
-    async def probe(self, deadline_s: float) -> None:
-        await _probe(self._connection.channel, deadline_s)
-
-    async def close(self) -> None:
-        await self._connection.calls.close()
-        await self._connection.channel.close()
 
     async def _call(
         self,
@@ -158,33 +206,26 @@ class GrpcQuota:
         return await self._connection.calls.call(method, request, terms)
 
     def _leave(self, connection: _Connection) -> None:
-        """Open another connection, unless there is one already or this one is young. gRPC closes a
-        channel that nobody uses."""
+        """Open another connection, unless there is one already or this one is young."""
         now_s = self._clock.now()
         if connection is self._connection and now_s >= connection.since_s + MIN_LIFE_S:
-            self._connection = _Connection(self._endpoints, self._clock)
-            connection.leaving.now()
-            connection.calls.leave()
+            self._reconnect()
             instruments.GATEWAY_QUOTA_RECONNECTS.inc()
 
 
-class GrpcTokenizer:
+class GrpcTokenizer(_Replicas):
     """TokenizerClient over all replicas. Its calls change nothing, so they may be repeated.
 
     Large prompts have streams of their own: none waits behind another tenant's megabytes.
     """
 
-    def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
-        self._channel = grpc_channel.open_balanced_channel(endpoints)
-        self._stub = tokenizer_pb2_grpc.TokenizerStub(self._channel)
-        self._calls = SharedCalls.over_grpc(self._stub, clock, is_balanced=True)
-        self._large_calls = SharedCalls.over_grpc(self._stub, clock, is_balanced=True)
+    _stub = tokenizer_pb2_grpc.TokenizerStub
 
     async def encode(
         self, request: tokenizer_pb2.EncodeRequest, context: CallContext
     ) -> tokenizer_pb2.EncodeResponse:
         is_large = request.ByteSize() > LARGE_PROMPT_BYTES
-        calls = self._large_calls if is_large else self._calls
+        calls = self._connection.large_calls if is_large else self._connection.calls
         try:
             return await calls.call(
                 ENCODE, request, _terms(context, context.deadline_s, TOKENIZER_PATIENCE_S)
@@ -196,7 +237,7 @@ class GrpcTokenizer:
 
     async def artifact(self, model_fp: str) -> bytes:
         """Fetch a model's artifact. Raises InternalFailure when it does not match its digest."""
-        call = self._stub.GetArtifact(
+        call = self._connection.stub.GetArtifact(
             tokenizer_pb2.GetArtifactRequest(model_fp=model_fp),
             timeout=ARTIFACT_TIMEOUT_S,
             metadata=grpc_channel.outgoing(),
@@ -214,14 +255,6 @@ class GrpcTokenizer:
         if sha256(data).hexdigest() != digest:
             raise InternalFailure("the tokenizer artifact does not match its digest")
         return bytes(data)
-
-    async def probe(self, deadline_s: float) -> None:
-        await _probe(self._channel, deadline_s)
-
-    async def close(self) -> None:
-        await self._calls.close()
-        await self._large_calls.close()
-        await self._channel.close()
 
 
 class GrpcRouter:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -266,5 +266,29 @@ def test_a_quota_that_is_silent_as_a_whole_is_not_dialled_again_and_again(
                 async with asyncio.timeout(1):
                     await quota.reserve(quota_pb2.ReserveRequest(), CallContext("r1", 1.0))
         assert len(channels) <= 1 + 20 / MIN_LIFE_S
+
+    run_virtual(main(), clock)
+
+
+def test_a_service_that_is_listed_elsewhere_is_asked_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: dict[tuple[str, ...], Channel] = {}
+
+    def open_channel(endpoints: Sequence[str]) -> Channel:
+        channel = opened[tuple(endpoints)] = Channel()
+        channel.back_at_s = 0.0
+        return channel
+
+    monkeypatch.setattr(grpc_channel, "open_balanced_channel", open_channel)
+    clock = VirtualClock()
+
+    async def main() -> None:
+        quota = GrpcQuota(["quota:7000"], clock)
+        context = CallContext("r1", 1.0)
+        await quota.reserve(quota_pb2.ReserveRequest(), context)
+        quota.move(["10.0.0.1:7000", "10.0.0.2:7000"])
+        quota.move(["10.0.0.1:7000", "10.0.0.2:7000"])
+        await quota.reserve(quota_pb2.ReserveRequest(), context)
+        assert [len(channel.tried_at_s) for channel in opened.values()] == [1, 1]
+        assert list(opened) == [("quota:7000",), ("10.0.0.1:7000", "10.0.0.2:7000")]
 
     run_virtual(main(), clock)

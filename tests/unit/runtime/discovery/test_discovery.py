@@ -4,7 +4,7 @@ from random import Random
 import pytest
 
 from baton.runtime.discovery.discover import AllMembers, FixedMembers, NamedMembers, discover
-from baton.runtime.discovery.members import Member, Target, joined
+from baton.runtime.discovery.members import Member, Target, joined, service_target
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 
 
@@ -56,6 +56,18 @@ class Names:
 )
 def test_a_target_names_an_address_a_name_or_a_service(text: str, target: Target) -> None:
     assert Target.parse(text) == target
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "target"),
+    [
+        ("quota:7000", "kubernetes:quota:7000"),
+        ("quota.prod:7000", "kubernetes:prod/quota:7000"),
+        ("quota.prod.svc.cluster.local:7000", "kubernetes:prod/quota:7000"),
+    ],
+)
+def test_the_service_of_a_name_is_its_first_label(endpoint: str, target: str) -> None:
+    assert service_target(endpoint) == target
 
 
 @pytest.mark.parametrize(

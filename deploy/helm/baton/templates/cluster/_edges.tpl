@@ -15,6 +15,7 @@ container's; without it, all ports. `from` and `to` are components; `dns`, `api`
 - {from: router, to: prefill, port: 7000}
 - {from: router, to: router, port: 7000}
 - {from: router, to: api}
+- {from: gateway, to: api}
 - {from: decode, to: prefill, port: 7000}
 {{- if include "baton.uses-nixl" . }}
 # NIXL listens where it likes.
