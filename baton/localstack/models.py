@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.demo_model import demo_model_path
+from baton.model.load.hub_files import FETCHED_PATTERNS, SKIPPED_PATTERNS
 from baton.wire.fingerprint import ADAPTER_FILES
 from baton.wire.limits import ADAPTER_RANKS
 
 DEMO_MODEL = "baton-demo"
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
-# safetensors only: no pickled weights are ever fetched.
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 class ModelNotFound(Exception):
@@ -116,7 +115,12 @@ def _download(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        snapshot = snapshot_download(
+            name,
+            allow_patterns=list(FETCHED_PATTERNS),
+            ignore_patterns=list(SKIPPED_PATTERNS),
+        )
+        return Path(snapshot)
     except LocalEntryNotFoundError as error:
         raise ModelNotFound(
             f"model {name!r}: not in the local cache, and the hub cannot be reached"

@@ -1,19 +1,21 @@
 """The fingerprint of a served model: one digest over config, weights, tokenizer and chat template,
 and over what an embedding model makes of its states. That of a LoRA adapter is over its two files.
 
-Only workers with equal fingerprints are paired, and each model has its own tokenizer artifact.
-Weight files are hashed whole; their digests are kept in a small file beside the user's caches,
-keyed by path, size and modification time, so that a restart does not read the weights twice.
+Only workers with equal fingerprints are paired, and each model has its own tokenizer artifact. The
+digests of weight files come from the download's manifest (`manifest.py`). In a folder without one
+they are hashed whole: once for each file on a host, whatever starts at the same time, for the
+digests are kept beside the user's caches, keyed by path, size and modification time.
 """
 
-import contextlib
-import json
+import fcntl
 import os
-from collections.abc import Iterable
 from hashlib import file_digest, sha256
 from pathlib import Path
 
+from baton.wire.manifest import FileDigest, read_manifest
+
 FINGERPRINT_CHARS = 32
+_DIGEST_CHARS = 64
 TEXT_FILES = (
     "config.json",
     "generation_config.json",
@@ -30,18 +32,27 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _CACHE_FROM_BYTES = 64 * 1024 * 1024
 
 
-def model_fingerprint(folder: Path) -> str:
+class ChangedFile(ValueError):
+    """A file is not what its manifest says; the message is one line."""
+
+
+def model_fingerprint(folder: Path, *, is_verified: bool = False) -> str:
     """The fingerprint of a local model folder, FINGERPRINT_CHARS hex characters.
 
-    Raises FileNotFoundError when the folder has no config.json or no safetensors file.
+    `is_verified`: read all weights, and hold them against the manifest. Raises FileNotFoundError
+    when the folder has no config.json or no safetensors file, ChangedFile.
     """
     weights = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} has no config.json")
     if not weights:
         raise FileNotFoundError(f"{folder} has no *.safetensors file")
-    texts = [path for name in TEXT_FILES if (path := folder / name).is_file()]
-    return _fingerprint(folder, texts + weights)
+    digests = {name: _digest(path) for name in TEXT_FILES if (path := folder / name).is_file()}
+    manifest = read_manifest(folder)
+    known = manifest.files if manifest is not None else {}
+    for path in weights:
+        digests[path.name] = _weights_digest(path, known.get(path.name), is_verified)
+    return _fingerprint(digests)
 
 
 def adapter_fingerprint(folder: Path) -> str:
@@ -49,14 +60,26 @@ def adapter_fingerprint(folder: Path) -> str:
 
     Raises FileNotFoundError when one of its files is not there.
     """
-    return _fingerprint(folder, [folder / name for name in ADAPTER_FILES])
+    return _fingerprint({name: _digest(folder / name) for name in ADAPTER_FILES})
 
 
-def _fingerprint(folder: Path, files: Iterable[Path]) -> str:
+def _fingerprint(digests: dict[str, str]) -> str:
     total = sha256()
-    for path in files:
-        total.update(f"{path.relative_to(folder)}\0{_digest(path)}\n".encode())
+    for name, digest in digests.items():
+        total.update(f"{name}\0{digest}\n".encode())
     return total.hexdigest()[:FINGERPRINT_CHARS]
+
+
+def _weights_digest(path: Path, stated: FileDigest | None, is_verified: bool) -> str:
+    if is_verified:
+        with path.open("rb") as file:
+            digest = file_digest(file, "sha256").hexdigest()
+        if stated is not None and digest != stated.sha256:
+            raise ChangedFile(f"{path} is not the file that was downloaded: its SHA-256 differs")
+        return digest
+    if stated is not None and stated.num_bytes == path.stat().st_size:
+        return stated.sha256
+    return _digest(path)
 
 
 def _digest(path: Path) -> str:
@@ -64,33 +87,30 @@ def _digest(path: Path) -> str:
     status = real.stat()
     if status.st_size < _CACHE_FROM_BYTES:
         return sha256(real.read_bytes()).hexdigest()
-    key = f"{real}:{status.st_size}:{status.st_mtime_ns}"
-    cache_path = _cache_path()
-    cache = _read_cache(cache_path)
-    if key not in cache:
-        with real.open("rb") as file:
-            cache[key] = file_digest(file, "sha256").hexdigest()
-        _write_cache(cache_path, cache)
-    return cache[key]
-
-
-def _cache_path() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "baton" / "weight-digests.json"
-
-
-def _read_cache(path: Path) -> dict[str, str]:
+    key = sha256(f"{real}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()
     try:
-        cache = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return cache if isinstance(cache, dict) else {}
+        return _cached_digest(real, _cache_folder() / key)
+    except OSError:
+        # Without a home that can be written, each start reads the weights.
+        with real.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
 
 
-def _write_cache(path: Path, cache: dict[str, str]) -> None:
-    # A read-only home only costs the next start a second read of the weights.
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}.tmp")
-        fresh.write_text(json.dumps(cache))
-        fresh.replace(path)
+def _cached_digest(path: Path, entry: Path) -> str:
+    """The digest in an entry of the cache; without one it is made while others wait for it."""
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with entry.open("a+") as cached:
+        fcntl.flock(cached, fcntl.LOCK_EX)
+        cached.seek(0)
+        digest = cached.read()
+        if len(digest) != _DIGEST_CHARS:
+            with path.open("rb") as file:
+                digest = file_digest(file, "sha256").hexdigest()
+            cached.truncate(0)
+            cached.write(digest)
+        return digest
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "baton" / "weight-digests"

@@ -89,6 +89,7 @@ def build_engine(options: argparse.Namespace, make: RunnerMaker = make_runner) -
         host_kv_bytes,
         step,
         keeps_float16=device.type == "cuda",
+        verifies_weights=options.verify_weights == "on",
     )
     loaded = load_model(options.model, load_options)
     runner, loaded = make(
@@ -143,6 +144,8 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="baton.worker.core_main", description=__doc__)
     parser.add_argument("--model", required=True, help="local folder or Hugging Face id")
     parser.add_argument("--model-name", default="", help="the name to serve it under")
+    help_text = "read all weights, and hold them against the manifest of their download"
+    parser.add_argument("--verify-weights", choices=("on", "off"), default="off", help=help_text)
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--device", choices=DEVICES, default="auto")
     help_text = "whether steps on a GPU that are not large are captured"

@@ -23,6 +23,8 @@ class Settings:
     model: str
     # The name under which it is served; empty = the model's own.
     model_name: str = ""
+    # Whether a start reads all weights and holds them against the manifest of their download.
+    verify_weights: Literal["on", "off"] = "off"
     listen: str = "127.0.0.1:0"
     admin_listen: str = "127.0.0.1:0"
     # Empty = host name and process id.
@@ -153,6 +155,7 @@ class Settings:
         options = {
             "--model": self.model,
             "--model-name": self.model_name,
+            "--verify-weights": "on" if self.verify_weights == "on" else None,
             "--dtype": self.dtype,
             "--device": self.device,
             "--cuda-graphs": self.cuda_graphs,

@@ -113,7 +113,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     num_blocks = core.scheduler.cache_config.num_gpu_blocks - 1
     vocab_size = config.model_config.get_vocab_size()
     end_ids = end_token_ids(config.model_config)
-    model_fp = model_fingerprint(folder)
+    model_fp = model_fingerprint(folder, is_verified=options.verify_weights == "on")
     grammars = grammar_states(folder, model_fp, vocab_size, end_ids)
     info = EngineInfo(
         model_fp=model_fp,
@@ -183,6 +183,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="baton.engines.vllm.core_main", description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--model-name", default="")
+    parser.add_argument("--verify-weights", default="off")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cuda-graphs", default="on")

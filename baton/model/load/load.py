@@ -46,6 +46,7 @@ class LoadOptions:
     kv_bytes: int = 0
     largest_step: LargestStep = field(default_factory=LargestStep)
     keeps_float16: bool = False  # the device is as fast in float16 as in bfloat16
+    verifies_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
         if method is not None:
             make_whole(model, method, dtype)
         pooler = None if pooling is None else make_pooler(source, model, pooling)
-        described = _describe(source, model, max_model_len, options.block_size, memory)
+        described = _describe(source, model, max_model_len, options, memory)
         return replace(described, pooler=pooler)
 
 
@@ -188,14 +189,14 @@ def _describe(
     source: ModelSource,
     model: PreTrainedModel,
     max_model_len: int,
-    block_size: int,
+    options: LoadOptions,
     memory: MemoryNeed,
 ) -> LoadedModel:
     check_rope(source.name, model, max_model_len)
     embeddings: Any = model.get_input_embeddings()
     vocab_size: int = embeddings.num_embeddings
     try:
-        probed = probe_model(model, vocab_size, max_model_len, block_size)
+        probed = probe_model(model, vocab_size, max_model_len, options.block_size)
     except LoadError as error:
         raise LoadError(f"model {source.name}: {error}") from None
     return LoadedModel(
@@ -203,7 +204,7 @@ def _describe(
         attention_modules=probed.modules,
         attention_forms=probed.forms,
         source=source,
-        fingerprint=model_fingerprint(source.folder),
+        fingerprint=model_fingerprint(source.folder, is_verified=options.verifies_weights),
         kv_spec=probed.kv_spec,
         vocab_size=vocab_size,
         max_model_len=max_model_len,

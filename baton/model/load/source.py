@@ -16,9 +16,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from baton.model.load.hub_files import FETCHED_PATTERNS, SKIPPED_PATTERNS
 from baton.model.load.load_error import LoadError
 
-FETCHED_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 LOCAL_REVISION = "local"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -40,7 +40,11 @@ def find_model(model: str) -> ModelSource:
     if not _HUB_ID.fullmatch(model):
         raise LoadError(f"model {model}: no such folder")
     try:
-        snapshot = huggingface_hub.snapshot_download(model, allow_patterns=list(FETCHED_PATTERNS))
+        snapshot = huggingface_hub.snapshot_download(
+            model,
+            allow_patterns=list(FETCHED_PATTERNS),
+            ignore_patterns=list(SKIPPED_PATTERNS),
+        )
     except GatedRepoError:
         raise LoadError(f"model {model}: its licence must be accepted on the hub first") from None
     except (RepositoryNotFoundError, HFValidationError):
