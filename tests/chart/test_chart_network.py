@@ -175,9 +175,9 @@ def egress_ports(objects: list[Object], name: str) -> set[int]:
 
 
 def test_what_users_name_outside_is_reached_at_its_port() -> None:
-    model = {"name": "m", "source": {"hub": {"repository": "o/m"}}, "sizeGiB": 0.5}
+    model = {"source": {"hub": {"repository": "o/m"}}, "sizeGiB": 0.5}
     values = {
-        "models": [model],
+        "models": {"m": model},
         "hub": {"endpoint": "http://mirror.example"},
         "redis": {"enabled": False, "url": "rediss://redis.example:6380?protocol=3"},
         "networkPolicy": {"apiServerPorts": [16443]},

@@ -9,8 +9,17 @@ from tests.chart.rendered import PROFILES, chart, render
 from tests.kit.kube.kube_resources import CORE
 
 
-def model(**pool: Any) -> dict[str, Any]:
-    return {"name": "m", "source": {"demo": True}, "sizeGiB": 0.01, "decode": pool}
+def model(size_gib: float = 0.01, **pool: Any) -> dict[str, Any]:
+    """The values of a release with one model."""
+    return {"models": models(m={"decode": pool, "sizeGiB": size_gib})}
+
+
+def models(**named: Any) -> dict[str, Any]:
+    """Of the demo model's files."""
+    return {
+        "baton-demo": None,
+        **{name: {"source": {"demo": True}, **one} for name, one in named.items()},
+    }
 
 
 REFUSED = {
@@ -20,13 +29,21 @@ REFUSED = {
         {"gateway": {"settings": {"max_open_request": 1}}},
         "additional properties 'max_open_request' not allowed",
     ),
-    "typo in a model": ({"models": [{**model(), "sizeGib": 1}]}, "'sizeGib' not allowed"),
+    "typo in a model": ({"models": models(m={"sizeGib": 1})}, "'sizeGib' not allowed"),
     "negative replicas": ({"router": {"replicas": -1}}, "minimum: got -1, want 1"),
-    "negative pool": ({"models": [model(replicas=-2)]}, "minimum: got -2, want 0"),
-    "no model": ({"models": []}, "minItems: got 0, want 1"),
+    "negative pool": (model(replicas=-2), "minimum: got -2, want 0"),
+    "no model": ({"models": {"baton-demo": None}}, "models: none is left"),
+    "no model that is enabled": (
+        {"models": {"baton-demo": {"enabled": False}}},
+        "models: none is left",
+    ),
+    "a list of models": (
+        {"models": [{"name": "m", "source": {"demo": True}, "sizeGiB": 1}]},
+        "models is a map by name now: models: {llama-8b: {source",
+    ),
     "latest": ({"image": {"tag": "latest"}}, "'/image/tag'"),
     "two sources": (
-        {"models": [{**model(), "source": {"demo": True, "volume": {"claim": "c"}}}]},
+        {"models": models(m={"sizeGiB": 1, "source": {"demo": True, "volume": {"claim": "c"}}})},
         "maxProperties: got 2, want 1",
     ),
     "inline key": ({"auth": {"apiKey": "bt-1"}}, "secrets are never values.*auth.existingSecret"),
@@ -48,55 +65,47 @@ REFUSED = {
     ),
     "no Redis": ({"redis": {"enabled": False}}, "say where your Redis is in redis.url"),
     "two Redis": ({"redis": {"url": "redis://redis:6379"}}, "set redis.enabled: false"),
-    "no decode worker": ({"models": [model(replicas=0)]}, "without a decode worker nothing"),
+    "no decode worker": (model(replicas=0), "without a decode worker nothing"),
     "two models of one name": (
-        {"models": [model(), {**model(), "name": "M"}]},
+        {"models": models(m={"sizeGiB": 0.01}, M={"sizeGiB": 0.01})},
         'would be called "m" in the cluster like another one',
     ),
     "weights above the memory": (
-        {"models": [{**model(), "sizeGiB": 7}]},
+        model(size_gib=7),
         "need 7.5 GiB, but resources.limits.memory is 2.0 GiB",
     ),
     "pool above the memory": (
-        {"models": [model(settings={"kv_memory": "4GiB"})]},
+        model(settings={"kv_memory": "4GiB"}),
         "need 4.5 GiB, but resources.limits.memory is 2.0 GiB",
     ),
     "weights above the GPU": (
         {
-            "models": [
-                {
-                    **model(
-                        gpuMemoryGiB=24,
-                        resources={
-                            "requests": {"memory": "8Gi"},
-                            "limits": {"memory": "8Gi", "nvidia.com/gpu": 1},
-                        },
-                    ),
-                    "sizeGiB": 60,
-                }
-            ],
+            **model(
+                size_gib=60,
+                gpuMemoryGiB=24,
+                resources={
+                    "requests": {"memory": "8Gi"},
+                    "limits": {"memory": "8Gi", "nvidia.com/gpu": 1},
+                },
+            ),
             "poolDefaults": {"resources": {"limits": {"memory": "64Gi"}}},
         },
         "need 60.0 GiB, but 80 % of a GPU with 24 GiB are 19.2 GiB",
     ),
     "two GPUs": (
-        {
-            "models": [
-                model(
-                    resources={
-                        "requests": {"memory": "8Gi"},
-                        "limits": {"memory": "8Gi", "nvidia.com/gpu": 2},
-                    }
-                )
-            ]
-        },
+        model(
+            resources={
+                "requests": {"memory": "8Gi"},
+                "limits": {"memory": "8Gi", "nvidia.com/gpu": 2},
+            }
+        ),
         "a worker uses one GPU",
     ),
     "no memory limit": (
-        {"models": [model(resources={"requests": {"memory": "1Gi"}})]},
+        model(resources={"requests": {"memory": "1Gi"}}),
         "a worker needs a memory request and limit",
     ),
-    "unknown storage": ({"models": [model(storage="fast")]}, "there is no storage.fast"),
+    "unknown storage": (model(storage="fast"), "there is no storage.fast"),
     "short grace period": (
         {"terminationGracePeriodSeconds": 60},
         "terminationGracePeriodSeconds is 60, but baton-.* needs 1[0-9]+: preStop, drain and 10 s",

@@ -171,7 +171,7 @@ def _has_comment_near(lines: list[str], key: str) -> bool:
 def test_demo_model_is_where_the_images_have_it() -> None:
     folder = Path(chart_settings.__file__).parents[1] / "baton/demo_model"
     size_gib = sum(file.stat().st_size for file in folder.iterdir()) / 2**30
-    (model,) = yaml.safe_load((CHART / "values.yaml").read_text())["models"]
+    (model,) = yaml.safe_load((CHART / "values.yaml").read_text())["models"].values()
     assert size_gib <= model["sizeGiB"]
     for workload in of_component(profile("default"), "prefill", "decode"):
         assert variables(workload)["BATON_WORKER_MODEL"] == "/app/baton/demo_model"
@@ -179,8 +179,8 @@ def test_demo_model_is_where_the_images_have_it() -> None:
 
 def test_transports_of_a_pool_replace_the_usual_one() -> None:
     pool = {"settings": {"transports": "nixl,grpc"}}
-    model = {"name": "m", "source": {"demo": True}, "sizeGiB": 0.01, "decode": pool}
-    objects = render({"models": [model]})
+    model = {"source": {"demo": True}, "sizeGiB": 0.01, "decode": pool}
+    objects = render({"models": {"m": model}})
     decode = variables(named(objects, "Deployment", "baton-m-decode"))
     assert decode["BATON_WORKER_TRANSPORTS"] == "nixl,grpc"
 
@@ -199,11 +199,22 @@ def test_numbers_are_written_as_services_read_them() -> None:
 
 
 def test_a_number_may_be_the_text_that_set_on_the_command_line_makes_of_it() -> None:
-    model = {"name": "m", "source": {"demo": True}, "sizeGiB": "0.01"}
-    values = {"models": [model], "router": {"settings": {"max_wait_s": "1.5"}}}
-    (router,) = of_component(render({**values, "tracing": {"sampleRatio": "0.05"}}), "router")
+    large = {"source": {"volume": {"claim": "large"}}, "sizeGiB": "0.02"}
+    values = {
+        "models": {"baton-demo": {"sizeGiB": "0.01", "decode": {"replicas": 3}}, "large": large},
+        "router": {"settings": {"max_wait_s": "1.5"}},
+        "tracing": {"sampleRatio": "0.05"},
+    }
+    objects = render(values)
+    (router,) = of_component(objects, "router")
     assert variables(router)["BATON_ROUTER_MAX_WAIT_S"] == "1.5"
     assert variables(router)["OTEL_TRACES_SAMPLER_ARG"] == "0.05"
+    # One model is changed by its name, and another one is added; the rest of the first stays.
+    pools = {one["metadata"]["name"]: one for one in of_component(objects, "prefill", "decode")}
+    assert pools["baton-baton-demo-decode"]["spec"]["replicas"] == 3
+    assert "baton-large-decode" in pools
+    aliases = named(objects, "ConfigMap", "baton-aliases")["data"]["aliases"]
+    assert "gpt-4o=baton-demo:100" in aliases.split()
 
 
 def test_gateway_reads_the_key_of_the_safety_service_from_its_secret() -> None:
@@ -221,7 +232,7 @@ def test_gateway_reads_the_key_of_the_safety_service_from_its_secret() -> None:
 def test_worker_on_cpus_has_as_many_threads_as_cores() -> None:
     resources = {"requests": {"cpu": "1500m", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
     pool = {"prefill": {"resources": resources}, "decode": {"settings": {"threads": 3}}}
-    objects = render({"models": [{"name": "m", "source": {"demo": True}, "sizeGiB": 1, **pool}]})
+    objects = render({"models": {"m": {"source": {"demo": True}, "sizeGiB": 1, **pool}}})
     told = [variables(named(objects, "Deployment", f"baton-m-{r}")) for r in ("prefill", "decode")]
     assert [env["BATON_WORKER_THREADS"] for env in told] == ["2", "3"]
     gpu = variables(named(profile("gpu-node"), "Deployment", GPU_DECODE))
@@ -320,13 +331,12 @@ def test_the_folder_of_a_claim_is_one_that_its_readers_open_themselves() -> None
 
 def test_workers_of_a_model_see_its_folder_of_adapters() -> None:
     model = {
-        "name": "large",
         "source": {"volume": {"claim": "models", "path": "large"}},
         "sizeGiB": 1,
         "lora": {"claim": "adapters", "path": "of-large"},
     }
     pools = {"settings": {"engine": "vllm", "adapter_slots": 3}}
-    objects = render({"models": [model], "poolDefaults": pools})
+    objects = render({"models": {"baton-demo": None, "large": model}, "poolDefaults": pools})
     for workload in of_component(objects, "prefill", "decode"):
         own = variables(workload)
         assert own["BATON_WORKER_ADAPTERS"] == "/adapters/of-large"

@@ -41,7 +41,7 @@ def test_the_demo_model_has_openais_names_unless_they_are_switched_off() -> None
     by_name = dict(alias.split("=") for alias in default.split(","))
     assert by_name == dict.fromkeys(OPENAI_NAMES, "baton-demo")
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    (model,) = values["models"]
+    (model,) = values["models"].values()
     assert [alias["name"] for alias in model["aliases"]] == list(OPENAI_NAMES)
 
 

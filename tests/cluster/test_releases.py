@@ -9,8 +9,7 @@ from tests.cluster.release import CHART, Release
 
 # As long as a person would watch a rollout that does not go on.
 WATCHED_S = 20
-DEMO = {"name": "baton-demo", "source": {"demo": True}, "sizeGiB": 0.01, "decode": {"replicas": 2}}
-BROKEN = {"name": "broken", "source": {"volume": {"claim": "is-not-there"}}, "sizeGiB": 0.01}
+BROKEN = {"source": {"volume": {"claim": "is-not-there"}}, "sizeGiB": 0.01}
 SMALL = ("-f", str(CHART / "ci/minimal-values.yaml"))
 WITHOUT_VOLUMES = ("--set", "redis.persistence.size=", "--set", "quota.usage.size=")
 
@@ -41,7 +40,7 @@ def test_no_client_notices_that_pools_and_services_are_scaled(release: Release) 
 
 def test_no_client_notices_a_model_that_is_not_there(release: Release, tmp_path: Path) -> None:
     values = tmp_path / "values.json"
-    values.write_text(json.dumps({"models": [DEMO, BROKEN]}))
+    values.write_text(json.dumps({"models": {"broken": BROKEN}}))
 
     def add() -> None:
         options = ("--reset-values", *release.images(), "-f", str(values))

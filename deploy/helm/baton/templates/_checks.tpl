@@ -82,7 +82,7 @@ model, sources that do not fit, custom resources that the cluster does not know.
 
 {{- define "baton.check.models" -}}
 {{- $ids := list }}
-{{- range $model := .Values.models }}
+{{- range $model := include "baton.models" . | fromYamlArray }}
 {{- $id := include "baton.model.id" $model }}
 {{- if has $id $ids }}
 {{- fail (printf "models: %q would be called %q in the cluster like another one: rename one" $model.name $id) }}
@@ -95,7 +95,7 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- end }}
 
 {{- define "baton.check.pool" -}}
-{{- $where := printf "models[%s].%s" .model.name .role }}
+{{- $where := printf "models.%s.%s" .model.name .role }}
 {{- $pool := .pool }}
 {{- $auto := $pool.autoscaling }}
 {{- if not (hasKey .root.Values.storage $pool.storage) }}
@@ -159,7 +159,7 @@ model, sources that do not fit, custom resources that the cluster does not know.
 
 {{- define "baton.check.custom-resources" -}}
 {{- $keda := false }}
-{{- range $model := .Values.models }}
+{{- range $model := include "baton.models" . | fromYamlArray }}
 {{- range $role := list "prefill" "decode" }}
 {{- $pool := include "baton.pool" (dict "root" $ "model" $model "role" $role) | fromYaml }}
 {{- if eq $pool.autoscaling.mode "keda" }}{{ $keda = true }}{{ end }}

@@ -24,6 +24,21 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- regexReplaceAll "[^a-z0-9]+" (.name | lower) "-" | trunc 30 | trimAll "-" }}
 {{- end }}
 
+{{/* The models that are served, each with its key as `name`: a model of `models` that is null or not enabled is not. */}}
+{{- define "baton.models" -}}
+{{- if kindIs "slice" .Values.models }}
+{{- fail "models is a map by name now: models: {llama-8b: {source: ..., sizeGiB: 15}}, where it was models: [{name: llama-8b, source: ..., sizeGiB: 15}]" }}
+{{- end }}
+{{- $served := list }}
+{{- range $name, $model := .Values.models }}
+{{- if and $model (ne (toString $model.enabled) "false") }}
+{{- $served = append $served (merge (dict "name" $name) (omit $model "enabled")) }}
+{{- end }}
+{{- end }}
+{{- if not $served }}{{ fail "models: none is left; name one, or leave models.baton-demo as it is" }}{{ end }}
+{{- toYaml $served }}
+{{- end }}
+
 {{- define "baton.image" -}}
 {{ .root.Values.image.registry }}/baton-{{ .service }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end }}

@@ -35,7 +35,7 @@ container's; without it, all ports. `from` and `to` are components; `dns`, `api`
 {{- end }}
 
 {{- define "baton.uses-nixl" -}}
-{{- range $model := .Values.models }}
+{{- range $model := include "baton.models" . | fromYamlArray }}
 {{- range $role := list "prefill" "decode" }}
 {{- $pool := include "baton.pool" (dict "root" $ "model" $model "role" $role) | fromYaml }}
 {{- if contains "nixl" ($pool.settings.transports | default "") }}yes{{ end }}
