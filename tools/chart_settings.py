@@ -1,8 +1,8 @@
-"""Renews the part of the chart's schema that names every setting of every service.
+"""Renews the parts of the chart's schema that are the same in many places.
 
-It is made from the settings classes, never typed (also by `python -m tools.reference_tables`), so
-that a typo in `gateway.settings` is refused before anything starts. Settings of the chart itself
-are left out.
+Every setting of every service is made from the settings classes, never typed (also by `python -m
+tools.reference_tables`), so that a typo in `gateway.settings` is refused before anything starts.
+Settings of the chart itself are left out. The keys that shape a pod stand at each service and pool.
 """
 
 import dataclasses
@@ -45,6 +45,12 @@ OWN = {
     "edge": "listen admin_listen gateways http_listen tls_cert_file tls_key_file",
     "envoy": "control_plane node_id admin_listen metrics_listen max_heap_bytes unready_s drain_s",
 }
+# Where the keys of `$defs.pod` may stand: schemas of objects, by their path.
+PODS = (
+    "$defs pool", "properties pods", "properties scheduling", "properties gateway",
+    "properties quota", "properties tokenizer", "properties router", "properties envoy",
+    "properties edge", "properties redis", "properties tracing properties jaeger",
+)  # fmt: skip
 
 
 def settings_schema(service: str) -> dict[str, Any]:
@@ -71,9 +77,24 @@ def _value_schema(hint: Any) -> dict[str, Any]:
 
 
 def renewed(text: str) -> str:
-    """The schema with its settings generated again."""
+    """The schema with its settings and keys of pods generated again."""
     schema = json.loads(text)
     schema["$defs"]["settings"] = {service: settings_schema(service) for service in CLASSES}
+    keys = {
+        key: {"$ref": f"#/$defs/pod/properties/{key}"}
+        for key in schema["$defs"]["pod"]["properties"]
+    }
+    for path in PODS:
+        owner = schema
+        for word in path.split():
+            owner = owner[word]
+        # References that are no key any more go.
+        others = {
+            name: value
+            for name, value in owner["properties"].items()
+            if not str(value.get("$ref", "")).startswith("#/$defs/pod/")
+        }
+        owner["properties"] = others | keys
     return json.dumps(schema, indent=2) + "\n"
 
 

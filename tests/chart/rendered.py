@@ -27,7 +27,8 @@ PROFILES = {
     },
 }
 NAMESPACE = "default"
-WORKLOADS = ("Deployment", "StatefulSet", "Job", "Pod")
+SERVERS = ("Deployment", "StatefulSet")
+WORKLOADS = (*SERVERS, "Job", "Pod")
 Object = dict[str, Any]
 
 

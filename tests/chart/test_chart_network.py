@@ -136,7 +136,8 @@ def test_everything_else_is_refused(name: str) -> None:
         uses_redis = component(workload) in ("quota", "gateway")
         redis = {6380} if name == "external-redis" and uses_redis else set()
         collector = {4317} if name in ("h100-pools", "air-gapped") else set()
-        assert outside <= {DNS_PORT} | watches | hub | redis | collector, component(workload)
+        dns = {DNS_PORT, 5353} if name == "openshift" else {DNS_PORT}
+        assert outside <= dns | watches | hub | redis | collector, component(workload)
 
 
 def test_only_one_component_is_the_way_in() -> None:

@@ -9,6 +9,7 @@ import yaml
 
 from tests.chart.rendered import (
     PROFILES,
+    SERVERS,
     WORKLOADS,
     Object,
     chart,
@@ -28,7 +29,6 @@ from tests.chart.rendered import (
 
 SECRET_WORDS = re.compile(r"password|passwd|secret|token(?!i|s)|api[-_]?key", re.IGNORECASE)
 GRACE_REST_S = 10
-SERVERS = ("Deployment", "StatefulSet")
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -16,7 +16,7 @@ WITHOUT_VOLUMES = ("--set", "redis.persistence.size=", "--set", "quota.usage.siz
 
 def test_no_client_notices_an_upgrade_that_restarts_everything(release: Release) -> None:
     def upgrade() -> None:
-        release.upgrade("--set", "podAnnotations.version=two")
+        release.upgrade("--set", "pods.annotations.version=two")
 
     release.case("`helm upgrade` that restarts everything", upgrade)
 

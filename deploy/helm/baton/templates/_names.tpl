@@ -1,7 +1,8 @@
 {{/* Names and labels. Every object is called <release>-<component>; the prefix of a release called baton is baton, not baton-baton. */}}
 
 {{- define "baton.fullname" -}}
-{{- if contains "baton" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else if contains "baton" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
 {{- else }}{{ printf "%s-baton" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
 {{- end }}
 
@@ -39,8 +40,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- toYaml $served }}
 {{- end }}
 
+{{/* The image of a service, of which `image` in its values, or `own` of a pool, may name another one. */}}
 {{- define "baton.image" -}}
-{{ .root.Values.image.registry }}/baton-{{ .service }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- $own := .own | default (get .root.Values .service | default dict).image | default dict -}}
+{{ $own.repository | default (printf "%s/baton-%s" .root.Values.image.registry .service) }}
+{{- with $own.digest }}@{{ . }}
+{{- else }}:{{ $own.tag | default .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- end }}
 {{- end }}
 
 {{/* A value as text. Helm reads all numbers as floats, and writes large ones as 1.6777216e+07. */}}

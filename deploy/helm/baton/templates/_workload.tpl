@@ -15,7 +15,7 @@ component of the chart is rendered by this template from a description:
   drainSeconds  what it may take after SIGTERM    preStop     seconds before SIGTERM
   service       none | balanced | headless | each (headless, also for pods that are not ready)
   minReady      seconds that a new pod is ready before the next old one goes
-  pool          scheduling: nodeSelector, tolerations, ... of a worker pool
+  own           keys of `pods` that it has itself; those of a service are in its values, under its name
   account       watcher, keys: with rights         labels, checksum, surge, serviceType, ...
 */}}
 {{- define "baton.workload" -}}
@@ -26,6 +26,7 @@ component of the chart is rendered by this template from a description:
 {{- with $w.labels }}{{ $selector = merge $selector . }}{{ end }}
 {{- $labels := merge (include "baton.labels" (dict "root" $root "component" $w.component) | fromYaml) $selector }}
 {{- $kind := $w.kind | default "Deployment" }}
+{{- $own := include "baton.pod.keys" . | fromYaml }}
 {{- include "baton.check.claims" . }}
 apiVersion: apps/v1
 kind: {{ $kind }}
@@ -58,12 +59,12 @@ spec:
   {{- end }}
   template:
     metadata:
-      labels: {{- toYaml (merge (deepCopy $selector) $root.Values.podLabels) | nindent 8 }}
+      labels: {{- toYaml (merge (deepCopy $selector) $own.labels) | nindent 8 }}
       annotations:
         baton/checksum: {{ $w.checksum | default "" | toString | sha256sum | trunc 16 }}
-        {{- with $root.Values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
+        {{- with $own.annotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:
-      {{- include "baton.pod" . | nindent 6 }}
+      {{- include "baton.pod" (dict "root" $root "spec" $w "own" $own) | nindent 6 }}
   {{- with $w.claims }}
   volumeClaimTemplates:
     {{- range . }}
@@ -93,6 +94,12 @@ spec:
   {{- if eq ($w.serviceType | default "") "LoadBalancer" }}
   # Else all clients have the addresses of nodes, and share what is limited by address.
   externalTrafficPolicy: Local
+  {{- with $w.loadBalancerClass }}
+  loadBalancerClass: {{ . }}
+  {{- end }}
+  {{- with $w.loadBalancerSourceRanges }}
+  loadBalancerSourceRanges: {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- end }}
   {{- else }}
   clusterIP: None
@@ -130,115 +137,6 @@ spec:
 {{- fail (printf "terminationGracePeriodSeconds is %d, but %s needs %d: preStop, drain and 10 s; raise it or set 0" $given .spec.name (int $needed)) }}
 {{- end }}
 {{- $given | default $needed }}
-{{- end }}
-
-{{- define "baton.pod" -}}
-{{- $root := .root }}
-{{- $w := .spec }}
-{{- $pool := $w.pool | default $root.Values.scheduling }}
-serviceAccountName: {{ include "baton.fullname" $root }}{{ with $w.account }}-{{ . }}{{ end }}
-automountServiceAccountToken: {{ not (empty $w.account) }}
-enableServiceLinks: false
-terminationGracePeriodSeconds: {{ include "baton.grace" . | trim }}
-{{- include "baton.pod.security" $root }}
-{{- include "baton.pod.place" $pool }}
-{{- if ne (toString $pool.spreadOver) "" }}
-topologySpreadConstraints:
-  - topologyKey: {{ $pool.spreadOver | default "kubernetes.io/hostname" }}
-    maxSkew: 1
-    whenUnsatisfiable: ScheduleAnyway
-    labelSelector:
-      matchLabels:
-        {{- include "baton.selector" (dict "root" $root "component" $w.component) | nindent 8 }}
-        {{- with $w.labels }}{{ toYaml . | nindent 8 }}{{ end }}
-{{- end }}
-{{- with $w.init }}
-initContainers:
-  {{- range . }}
-  - name: {{ .name }}
-    image: {{ .image }}
-    imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-    command: {{- toYaml .command | nindent 6 }}
-    securityContext: {{- include "baton.container.security" $root | nindent 6 }}
-    resources: {requests: {cpu: 10m, memory: 32Mi}, limits: {memory: 256Mi}}
-    volumeMounts: {{- toYaml .mounts | nindent 6 }}
-  {{- end }}
-{{- end }}
-containers:
-  - name: {{ $w.container | default $w.component }}
-    image: {{ $w.image }}
-    imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-    {{- with $w.command }}
-    command: {{- toYaml . | nindent 6 }}
-    {{- end }}
-    {{- with $w.args }}
-    args: {{- toYaml . | nindent 6 }}
-    {{- end }}
-    {{- if or $w.env $w.fieldEnv }}
-    env:
-      {{- range $name, $value := $w.env }}
-      - {name: {{ $name }}, value: {{ $value | toString | quote }}}
-      {{- end }}
-      {{- range $name, $path := $w.fieldEnv }}
-      - {name: {{ $name }}, valueFrom: {fieldRef: {fieldPath: {{ $path | quote }}}}}
-      {{- end }}
-    {{- end }}
-    ports:
-      {{- range $name, $port := $w.ports }}
-      - {name: {{ $name }}, containerPort: {{ $port }}}
-      {{- end }}
-    {{- include "baton.probes" $w | nindent 4 }}
-    lifecycle:
-      preStop: {sleep: {seconds: {{ $w.preStop | default $root.Values.preStopSeconds }}}}
-    resources: {{- toYaml $w.resources | nindent 6 }}
-    securityContext: {{- include "baton.container.security" $root | nindent 6 }}
-    volumeMounts:
-      - {name: tmp, mountPath: /tmp}
-      {{- range concat ($w.volumes | default list) ($w.claims | default list) }}
-      - name: {{ .name }}
-        mountPath: {{ .path }}
-        {{- if .readOnly }}
-        readOnly: true
-        {{- end }}
-      {{- end }}
-volumes:
-  - {name: tmp, emptyDir: {sizeLimit: 1Gi}}
-  {{- range $w.volumes }}
-  - name: {{ .name }}
-    {{- toYaml .source | nindent 4 }}
-  {{- end }}
-{{- end }}
-
-{{/* Nodes for a pod, from its pool or from `scheduling`. */}}
-{{- define "baton.pod.place" }}
-{{- range $name := list "nodeSelector" "tolerations" "runtimeClassName" "priorityClassName" }}
-{{- with get $ $name }}
-{{ $name }}: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{/* Settings that the "restricted" Pod Security Standard requires. */}}
-{{- define "baton.pod.security" }}
-{{- with .Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ . }}
-  {{- end }}
-{{- end }}
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
-  fsGroupChangePolicy: OnRootMismatch
-  seccompProfile: {type: RuntimeDefault}
-{{- end }}
-
-{{- define "baton.container.security" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
 {{- end }}
 
 {{/* A worker may load for startupSeconds; it is alive while it makes progress, and ready while it takes new work. */}}
