@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.worker import settings as worker_settings
+from baton.worker import transports
 from services.edge import settings as edge_settings
 from services.envoy import settings as envoy_settings
 from services.gateway import settings as gateway_settings
@@ -41,7 +42,7 @@ OWN = {
     "tokenizer": "listen admin_listen models drain_s",
     "router": "listen admin_listen router_id workers peers stop_grace_s",
     "worker": "listen admin_listen model model_name worker_id device state_dir handoff_dir "
-    "load_timeout_s drain_s",
+    "load_timeout_s drain_s tensor_parallel",
     "edge": "listen admin_listen gateways http_listen tls_cert_file tls_key_file",
     "envoy": "control_plane node_id admin_listen metrics_listen max_heap_bytes unready_s drain_s",
 }
@@ -60,6 +61,10 @@ def settings_schema(service: str) -> dict[str, Any]:
     own = OWN[service].split()
     names = [field.name for field in dataclasses.fields(cls) if field.name not in own]
     properties = {name: _value_schema(hints[name]) for name in names}
+    if service == "worker":
+        # A misspelt one ends a worker that has been pulled, placed and started.
+        name = "|".join(transports.NAMES)
+        properties["transports"] = {"type": "string", "pattern": f"^({name})(,({name}))*$"}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 

@@ -8,6 +8,10 @@ import pytest
 from tests.chart.rendered import PROFILES, chart, render
 from tests.kit.kube.kube_resources import CORE
 
+GPU = {"resource": "nvidia.com/gpu"}
+SMALL = {"limits": {"memory": "2Gi"}}
+DEMO = {"source": {"demo": True}, "sizeGiB": 0.01}
+
 
 def model(size_gib: float = 0.01, **pool: Any) -> dict[str, Any]:
     """The values of a release with one model."""
@@ -71,39 +75,70 @@ REFUSED = {
         'would be called "m" in the cluster like another one',
     ),
     "weights above the memory": (
-        model(size_gib=7),
+        model(size_gib=7, resources=SMALL),
         "need 7.5 GiB, but resources.limits.memory is 2.0 GiB",
     ),
     "pool above the memory": (
-        model(settings={"kv_memory": "4GiB"}),
+        model(settings={"kv_memory": "4GiB"}, resources=SMALL),
         "need 4.5 GiB, but resources.limits.memory is 2.0 GiB",
     ),
     "weights above the GPU": (
-        {
-            **model(
-                size_gib=60,
-                gpuMemoryGiB=24,
-                resources={
-                    "requests": {"memory": "8Gi"},
-                    "limits": {"memory": "8Gi", "nvidia.com/gpu": 1},
-                },
-            ),
-            "poolDefaults": {"resources": {"limits": {"memory": "64Gi"}}},
-        },
+        model(size_gib=60, gpuMemoryGiB=24, accelerator=GPU),
         "need 60.0 GiB, but 80 % of a GPU with 24 GiB are 19.2 GiB",
     ),
-    "two GPUs": (
-        model(
-            resources={
-                "requests": {"memory": "8Gi"},
-                "limits": {"memory": "8Gi", "nvidia.com/gpu": 2},
-            }
-        ),
-        "a worker uses one GPU",
+    "GPUs as a resource": (
+        model(resources={"limits": {"nvidia.com/mig-3g.40gb": 1}}),
+        "mig-3g.40gb looks like an accelerator; say accelerator:",
     ),
-    "no memory limit": (
-        model(resources={"requests": {"memory": "1Gi"}}),
-        "a worker needs a memory request and limit",
+    "a GPU of another maker": (
+        model(accelerator={"resource": "amd.com/gpu"}),
+        "amd.com/gpu is not served: Baton computes on NVIDIA's GPUs",
+    ),
+    "two GPUs for one rank": (
+        model(accelerator={**GPU, "count": 2}, gpuMemoryGiB=80),
+        "count is 2, but parallelism.tensor is 1",
+    ),
+    "several ranks of Baton's engine": (
+        model(accelerator=GPU, gpuMemoryGiB=80, parallelism={"tensor": 2}),
+        "more are for settings.engine: vllm",
+    ),
+    "slices as ranks": (
+        model(
+            accelerator={"resource": "nvidia.com/mig-3g.40gb"},
+            gpuMemoryGiB=40,
+            parallelism={"tensor": 2},
+            settings={"engine": "vllm"},
+        ),
+        "do not work together",
+    ),
+    "a claim that is not there": (
+        model(accelerator={"claim": "gpu"}, gpuMemoryGiB=80),
+        'there is no "gpu" in resourceClaims',
+    ),
+    "unknown host memory": (model(accelerator=GPU), "say gpuMemoryGiB, from which the host"),
+    "little host memory": (
+        model(accelerator=GPU, gpuMemoryGiB=80, resources={"limits": {"memory": "32Gi"}}),
+        "need 73 GiB of host memory, but resources.limits.memory is 32.0 GiB",
+    ),
+    "host memory that is shared": (
+        model(
+            accelerator=GPU,
+            gpuMemoryGiB=80,
+            resources={"requests": {"memory": "8Gi"}, "limits": {"memory": "96Gi"}},
+        ),
+        "the host memory of a GPU worker is pinned",
+    ),
+    "the demo model on GPUs beside another one": (
+        {"models": {"m": DEMO}, "poolDefaults": {"accelerator": GPU, "gpuMemoryGiB": 24}},
+        "leave it out with models.baton-demo: null",
+    ),
+    "a transport that is none": (
+        model(settings={"transports": "nixl-device,grpc"}),
+        "'/models/m/decode/settings/transports'",
+    ),
+    "RDMA without NIXL": (
+        model(rdma={"resource": "rdma/ib"}, settings={"transports": "grpc"}),
+        "rdma is for NIXL, which settings.transports .grpc. leaves out",
     ),
     "unknown storage": (model(storage="fast"), "there is no storage.fast"),
     "short grace period": (

@@ -107,34 +107,71 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- if and (ne $auto.mode "none") (gt (int $auto.minReplicas) (int $auto.maxReplicas)) }}
 {{- fail (printf "%s.autoscaling: minReplicas is above maxReplicas" $where) }}
 {{- end }}
-{{- $limits := $pool.resources.limits | default dict }}
-{{- if not (and $limits.memory ($pool.resources.requests | default dict).memory) }}
-{{- fail (printf "%s.resources: a worker needs a memory request and limit" $where) }}
+{{- include "baton.check.devices" (dict "where" $where "pool" $pool) }}
+{{- include "baton.check.memory" (merge (dict "where" $where) .) }}
+{{- if and .model.source.demo $pool.isGpu (gt (len (include "baton.models" .root | fromYamlArray)) 1) }}
+{{- fail (printf "%s: the demo model would take GPUs beside yours; leave it out with models.%s: null" $where .model.name) }}
 {{- end }}
-{{- if gt (int (get $limits "nvidia.com/gpu" | default 0)) 1 }}
-{{- fail (printf "%s.resources: a worker uses one GPU; ask for one and set more replicas" $where) }}
-{{- end }}
-{{- include "baton.check.memory" (merge (dict "where" $where "limits" $limits) .) }}
 {{- end }}
 
-{{/* Weights, KV pool and 0.5 GiB for the processes must fit; on a GPU, into the share that the worker takes. */}}
+{{/* Devices are NVIDIA's, and said as `accelerator`: under `resources` a worker would hold one and compute on CPUs. */}}
+{{- define "baton.check.devices" -}}
+{{- $where := .where }}
+{{- $pool := .pool }}
+{{- $a := $pool.accelerator }}
+{{- $tensor := int $pool.parallelism.tensor }}
+{{- if and $a.resource (not (hasPrefix "nvidia.com/" $a.resource)) }}
+{{- fail (printf "%s.accelerator.resource: %s is not served: Baton computes on NVIDIA's GPUs (nvidia.com/gpu, nvidia.com/mig-...) and on CPUs" $where $a.resource) }}
+{{- end }}
+{{- range $name, $_ := merge dict $pool.resources.limits $pool.resources.requests }}
+{{- if and (ne $name $a.resource) (ne $name $pool.rdma.resource) (regexMatch "(?i)gpu|mig-|gaudi|/tpu|neuron|/npu|^(nvidia|amd)\\.com/" $name) }}
+{{- fail (printf "%s.resources: %s looks like an accelerator; say accelerator: {resource: nvidia.com/gpu} (or another one of nvidia.com), which sets it, the image and the device" $where $name) }}
+{{- end }}
+{{- end }}
+{{- $claims := list }}
+{{- range $pool.resourceClaims }}{{ $claims = append $claims .name }}{{ end }}
+{{- if and $a.claim (not (has $a.claim $claims)) }}
+{{- fail (printf "%s.accelerator.claim: there is no %q in resourceClaims" $where $a.claim) }}
+{{- end }}
+{{- if and $a.resource $a.count (ne (int $a.count) $tensor) }}
+{{- fail (printf "%s.accelerator.count is %d, but parallelism.tensor is %d: a worker uses one device for each rank; leave count out, and set replicas for more workers" $where (int $a.count) $tensor) }}
+{{- end }}
+{{- if and (gt $tensor 1) (ne ($pool.settings.engine | default "baton") "vllm") }}
+{{- fail (printf "%s.parallelism.tensor is %d: Baton's engine computes a worker on one device; more are for settings.engine: vllm" $where $tensor) }}
+{{- end }}
+{{- if and (gt $tensor 1) (contains "/mig-" $a.resource) }}
+{{- fail (printf "%s.parallelism.tensor is %d: slices of GPUs (%s) do not work together" $where $tensor $a.resource) }}
+{{- end }}
+{{- if and $pool.usesRdma (not (contains "nixl" $pool.settings.transports)) }}
+{{- fail (printf "%s.rdma is for NIXL, which settings.transports (%s) leaves out" $where $pool.settings.transports) }}
+{{- end }}
+{{- end }}
+
+{{/* Weights, KV pool and 0.5 GiB for the processes must fit; on GPUs, into the share that the worker takes, and its host
+memory, which is pinned, must be there whole. */}}
 {{- define "baton.check.memory" -}}
-{{- $gib := 1073741824.0 }}
-{{- $kv := .pool.settings.kv_memory | default "auto" }}
-{{- $kvGiB := 0.0 }}
-{{- if ne $kv "auto" }}{{ $kvGiB = divf (include "baton.bytes" $kv | float64) $gib }}{{ end }}
-{{- $weights := float64 .model.sizeGiB }}
-{{- if eq (.pool.settings.dtype | default "auto") "float32" }}{{ $weights = mulf 2 $weights }}{{ end }}
-{{- if hasKey .limits "nvidia.com/gpu" }}
-{{- $share := .pool.settings.memory_share | default 0.8 | float64 }}
-{{- $has := mulf .pool.gpuMemoryGiB $share }}
-{{- $needs := addf $weights $kvGiB }}
-{{- if and (gt (float64 .pool.gpuMemoryGiB) 0.0) (gt $needs $has) }}
-{{- fail (printf "%s: weights and KV pool need %.1f GiB, but %.0f %% of a GPU with %v GiB are %.1f GiB" .where $needs (mulf 100 $share) .pool.gpuMemoryGiB $has) }}
+{{- $weights := include "baton.pool.weights" . | float64 }}
+{{- $kv := include "baton.pool.kv" . | float64 }}
+{{- $limits := .pool.resources.limits }}
+{{- if .pool.isGpu }}
+{{- $has := include "baton.pool.gpu-memory" . | float64 }}
+{{- $needs := addf $weights $kv }}
+{{- if and (gt $has 0.0) (gt $needs $has) }}
+{{- fail (printf "%s: weights and KV pool need %.1f GiB, but %.0f %% of %v with %v GiB are %.1f GiB" .where $needs (mulf 100 (.pool.settings.memory_share | default 0.8)) (ternary "a GPU" (printf "%v GPUs" .pool.parallelism.tensor) (eq (int .pool.parallelism.tensor) 1)) .pool.gpuMemoryGiB $has) }}
+{{- end }}
+{{- if not $limits.memory }}
+{{- fail (printf "%s: say gpuMemoryGiB, from which the host memory follows, or resources.limits.memory" .where) }}
+{{- end }}
+{{- if ne (include "baton.bytes" $limits.memory) (include "baton.bytes" .pool.resources.requests.memory) }}
+{{- fail (printf "%s.resources: requests.memory is %v and limits.memory is %v, but the host memory of a GPU worker is pinned: leave requests.memory out" .where .pool.resources.requests.memory $limits.memory) }}
+{{- end }}
+{{- $host := divf (include "baton.bytes" $limits.memory | float64) 1073741824.0 }}
+{{- if gt (.pool.hostMemoryGiB | default 0 | float64) $host }}
+{{- fail (printf "%s: a copy of the KV pool, loading, /dev/shm and processes need %v GiB of host memory, but resources.limits.memory is %.1f GiB" .where .pool.hostMemoryGiB $host) }}
 {{- end }}
 {{- else }}
-{{- $has := divf (include "baton.bytes" .limits.memory | float64) $gib }}
-{{- $needs := addf $weights $kvGiB 0.5 }}
+{{- $has := divf (include "baton.bytes" $limits.memory | float64) 1073741824.0 }}
+{{- $needs := addf $weights $kv 0.5 }}
 {{- if gt $needs $has }}
 {{- fail (printf "%s: weights, KV pool and processes need %.1f GiB, but resources.limits.memory is %.1f GiB" .where $needs $has) }}
 {{- end }}

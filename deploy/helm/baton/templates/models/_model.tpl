@@ -76,5 +76,6 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 {{- if not $pool.startupSeconds }}
 {{- $_ := set $pool "startupSeconds" (add 120 (mulf 10 .model.sizeGiB | ceil)) }}
 {{- end }}
+{{- include "baton.pool.devices" (dict "pool" $pool "model" .model) }}
 {{- toYaml $pool }}
 {{- end }}

@@ -1,0 +1,26 @@
+{{/* What works, and is perhaps not meant: one sentence a line, in NOTES. */}}
+{{- define "baton.warnings" -}}
+{{- range $model := include "baton.models" . | fromYamlArray }}
+{{- with $model.source.hub }}
+{{- if not (regexMatch "^[0-9a-f]{40}$" (.revision | default "")) }}
+models.{{ $model.name }}: hub.revision is no commit: a download at another time may have other files, and workers with other files never work together.
+{{- end }}
+{{- end }}
+{{- range $role := list "prefill" "decode" }}
+{{- $pool := include "baton.pool" (dict "root" $ "model" $model "role" $role) | fromYaml }}
+{{- $where := printf "models.%s.%s" $model.name $role }}
+{{- if and $pool.isGpu (not (contains "nixl" $pool.settings.transports)) }}
+{{ $where }}: KV blocks go from GPU to GPU by gRPC, at about 1 GB/s a worker; rdma names a faster network.
+{{- end }}
+{{- if and $pool.usesRdma (not $pool.rdma.devices) }}
+{{ $where }}: rdma.devices is empty: UCX may choose a network card that is not the RDMA network's.
+{{- end }}
+{{- if and (eq ($pool.settings.engine | default "baton") "vllm") (not ($pool.image | default dict).repository) }}
+{{ $where }}: Baton's own images have no vLLM; name one that has it in image.repository.
+{{- end }}
+{{- if and (eq ($pool.settings.engine | default "baton") "vllm") $pool.isGpu }}
+{{ $where }}: vLLM's engine does not start on GPUs yet.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}

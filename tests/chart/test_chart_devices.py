@@ -1,0 +1,98 @@
+"""What follows from the devices of a pool: image, resources, rights, transports and memory."""
+
+from typing import Any
+
+import pytest
+
+from tests.chart.rendered import (
+    PROFILES,
+    Object,
+    chart,
+    environment,
+    of_component,
+    pod_of,
+    profile,
+    render,
+)
+
+
+def worker(name: str) -> tuple[Object, dict[str, str]]:
+    """The container of a profile's decode workers, and what it is told."""
+    (workload,) = of_component(profile(name), "decode")
+    (container,) = pod_of(workload)["spec"]["containers"]
+    return container, environment(workload)
+
+
+@pytest.mark.parametrize(
+    ("name", "resource", "count"),
+    [
+        ("gpu-node", "nvidia.com/gpu", "1"),
+        ("mig", "nvidia.com/mig-3g.40gb", "1"),
+        ("qwen3-32b", "nvidia.com/gpu", "2"),
+        ("llama-70b", "nvidia.com/gpu", "4"),
+    ],
+)
+def test_an_accelerator_is_a_device_for_each_rank(name: str, resource: str, count: str) -> None:
+    container, env = worker(name)
+    assert container["resources"]["limits"][resource] == count
+    assert env["BATON_WORKER_DEVICE"] == "cuda"
+    assert env.get("BATON_WORKER_TENSOR_PARALLEL", "1") == count
+    assert "baton-worker-cuda:" in container["image"] or env["BATON_WORKER_ENGINE"] == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "shared"),
+    # Weights while loading or the KV pool's copy, 8 GiB for processes, and /dev/shm.
+    [("gpu-node", "24Gi", "256Mi"), ("mig", "30Gi", "256Mi"), ("qwen3-32b", "93Gi", "2Gi")],
+)
+def test_host_memory_follows_from_gpus_and_is_the_pods_own(
+    name: str, memory: str, shared: str
+) -> None:
+    container, _ = worker(name)
+    resources = container["resources"]
+    assert resources["requests"]["memory"] == resources["limits"]["memory"] == memory
+    (workload,) = of_component(profile(name), "decode")
+    (volume,) = [each for each in pod_of(workload)["spec"]["volumes"] if each["name"] == "shm"]
+    assert volume["emptyDir"]["sizeLimit"] == shared
+
+
+def test_rdma_is_a_device_a_right_a_network_and_a_transport() -> None:
+    container, env = worker("h100-rdma")
+    assert container["resources"]["limits"]["rdma/ib"] == "1"
+    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert env["BATON_WORKER_TRANSPORTS"] == "nixl,grpc"
+    assert env["UCX_NET_DEVICES"] == "mlx5_0:1,mlx5_1:1"
+    (workload,) = of_component(profile("h100-rdma"), "decode")
+    networks = pod_of(workload)["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
+    assert networks == "infiniband"
+
+
+def test_a_device_may_come_from_a_resource_claim() -> None:
+    pool = {
+        "accelerator": {"claim": "gpu"},
+        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-h100"}],
+        "gpuMemoryGiB": 80,
+        # A read-only root may be asked for all the same.
+        "securityContext": {"readOnlyRootFilesystem": True},
+    }
+    objects = render({"poolDefaults": pool})
+    for workload in of_component(objects, "prefill", "decode"):
+        (container,) = pod_of(workload)["spec"]["containers"]
+        assert container["resources"]["claims"] == [{"name": "gpu"}]
+        assert set(container["resources"]["limits"]) == {"memory"}
+        assert environment(workload)["BATON_WORKER_DEVICE"] == "cuda"
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def notes(values: dict[str, Any]) -> str:
+    rendered = chart().render(values, name="baton", namespace="llm")
+    return rendered["baton/templates/NOTES.txt"]
+
+
+def test_notes_warn_of_gpus_that_hand_over_by_grpc_and_of_a_revision_that_moves() -> None:
+    files = {"source": {"hub": {"repository": "o/m"}}, "sizeGiB": 15}
+    told = notes({**PROFILES["gpu-node"], "models": {"baton-demo": None, "m": files}})
+    assert "models.m.decode: KV blocks go from GPU to GPU by gRPC" in told
+    assert "models.m: hub.revision is no commit" in told
+    assert "Perhaps not meant" not in notes(PROFILES["h100-rdma"])
+    assert "models.llama-70b.decode: rdma.devices is empty" in notes(PROFILES["llama-70b"])
