@@ -55,7 +55,9 @@ def render(values: Object, kinds: Sequence[Resource] = CORE + CUSTOM) -> list[Ob
     with cluster(kinds) as (_, config):
         manifest = config.install(chart(), "baton", values)["manifest"]
         hooks = [hook["manifest"] for hook in config.get_all("baton")["hooks"]]
-    return [found for text in (manifest, *hooks) for found in yaml.safe_load_all(text) if found]
+    # libyaml reads it ten times faster than Python does.
+    read = [yaml.load_all(text, Loader=yaml.CSafeLoader) for text in (manifest, *hooks)]
+    return [found for documents in read for found in documents if found]
 
 
 @cache

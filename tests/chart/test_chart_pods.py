@@ -24,10 +24,12 @@ from tests.chart.test_chart_schemas import VERSIONS, Schemas
 
 DIGEST = "sha256:" + "0" * 64
 ZONES = {"topologyKey": "zone", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}
-AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}
+NODES = [{"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}]
+AFFINITY = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": NODES}}
 PLACE = {
     "nodeSelector": {"pool": "own"},
     "tolerations": [{"key": "own", "operator": "Exists"}],
+    "affinity": AFFINITY,
     "runtimeClassName": "nvidia",
     "schedulerName": "volcano",
     "priorityClassName": "high",
