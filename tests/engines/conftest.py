@@ -51,8 +51,9 @@ if VLLM_PYTHON:
     CORES["vllm-on-2-ranks"] = ("vllm", 2)
 
 
-def start_core(engine: str, num_ranks: int = 1) -> DrivenCore:
+def start_core(engine: str, num_ranks: int = 1, speculation_tokens: int = 0) -> DrivenCore:
     options = OPTIONS | OWN_OPTIONS.get(engine, {})
+    options |= {"--speculation-tokens": str(speculation_tokens)}
     words = [word for option in options.items() for word in option]
     words += ["--tensor-parallel", str(num_ranks)] if num_ranks > 1 else []
     return DrivenCore(ENGINES[engine], words)

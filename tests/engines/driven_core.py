@@ -51,6 +51,7 @@ class DrivenCore:
         self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         self.freed: set[int] = set()
         self.num_preemptions = 0
+        self.num_drafted = self.num_accepted = 0
         self.spent_us: Counter[int] = Counter()
         # The sequences that got a token in each step.
         self.shared_steps: list[set[int]] = []
@@ -255,6 +256,8 @@ class DrivenCore:
             self.messages[finished.seq_id] = finished.message
         self.freed.update(events.freed)
         self.num_preemptions += events.num_preemptions
+        self.num_drafted += events.num_draft_tokens
+        self.num_accepted += events.num_accepted_tokens
         for seq_id, spent_us in zip(events.spent_seq_ids, events.spent_us, strict=True):
             self.spent_us[seq_id] += spent_us
         self.cached -= set(split_hashes(events.removed_hashes))

@@ -50,7 +50,6 @@ def _line_of(error: Exception) -> str:
 def check(options: argparse.Namespace) -> None:
     """Raises CannotServe for an option that is not served here, or another vLLM."""
     asked = {
-        "speculation_tokens": options.speculation_tokens > 0,
         "deterministic": options.deterministic == "on",
         "device": options.device == "cuda",
     }
@@ -105,6 +104,8 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     on_fork(link.leave)
     ranks = OneRank if options.tensor_parallel == 1 else SeveralRanks
     core = EngineCore(config, ranks, log_stats=True)
+    if options.speculation_tokens:
+        core.model_executor.check_drafts()
     crash_at_once()  # now that all libraries are loaded
     name = f"vllm {VLLM_VERSION}"
     num_heads = config.model_config.get_total_num_kv_heads()
@@ -133,7 +134,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     if options.adapter_slots:
         prepare(core)
     pace = StepPace(options.max_step_tokens, options.max_step_ms / 1000 or None)
-    parts = VllmParts(core, link.pool_fd, grammars)
+    parts = VllmParts(core, link.pool_fd, grammars, options.speculation_tokens)
     return VllmEngine(parts, info, pace, SystemClock())
 
 
@@ -147,6 +148,12 @@ def _engine_config(options: argparse.Namespace) -> Any:
     package = "baton.engines.vllm"
     num_ranks = options.tensor_parallel  # on CPUs they share one memory
     num_places = options.adapter_slots + NUM_EMPTY_PLACES
+    num_drafts = options.speculation_tokens
+    drafter = {
+        "method": "custom_class",
+        "model": f"{package}.ranks.draft_check.NoDrafter",
+        "num_speculative_tokens": num_drafts,
+    }
     arguments = AsyncEngineArgs(
         model=options.model,
         dtype=options.dtype,
@@ -167,7 +174,9 @@ def _engine_config(options: argparse.Namespace) -> Any:
         disable_log_stats=True,
         scheduling_policy="priority",
         scheduler_cls=f"{package}.scheduler.BatonScheduler",
-        logits_processors=[f"{package}.row_choice:RowChoice"],
+        # Beside drafts vLLM takes none: `check_drafts` adds it then.
+        logits_processors=None if num_drafts else [f"{package}.row_choice:RowChoice"],
+        speculative_config=drafter if num_drafts else None,
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
         kv_transfer_config=KVTransferConfig(
             kv_connector="BatonConnector",

@@ -34,6 +34,7 @@ from baton.engine.protocol.reasons import StopReason
 from baton.engines.vllm.arrivals import Arrivals
 from baton.engines.vllm.choices import Choices, behind
 from baton.engines.vllm.departures import Departures
+from baton.engines.vllm.drafts import Drafts
 from baton.engines.vllm.masks import Masks, fault_of
 from baton.engines.vllm.pace import StepPace, load_of
 from baton.engines.vllm.ranks.connector import StepCopies
@@ -52,11 +53,13 @@ Send = Callable[[StepEvents], None]
 
 class VllmParts(NamedTuple):
     """What was loaded: vLLM's EngineCore, the descriptor of the pool, and the grammars of the
-    vocabulary, where there is a tokenizer for them."""
+    vocabulary, where there is a tokenizer for them. `num_draft_tokens` of a sequence are guessed in
+    a step."""
 
     core: Any
     pool_fd: int
     grammars: GrammarStates | None
+    num_draft_tokens: int = 0
 
 
 class VllmEngine:
@@ -78,6 +81,8 @@ class VllmEngine:
         self._choices = Choices(state, self._arrivals)
         self._departures = Departures(state, self._masks)
         self._parts = StepParts(state)
+        max_step_tokens = parts.core.vllm_config.scheduler_config.max_num_batched_tokens
+        self._drafts = Drafts(state, parts.num_draft_tokens, max_step_tokens)
         self._stats = StatsBook(parts.core.scheduler)
         self._turns = Turns()
         self._page = ProgressPage(bytearray(PAGE_BYTES))
@@ -158,10 +163,10 @@ class VllmEngine:
         must_wait = self._turns.must_wait(seq) or self._masks.must_wait(seq)
         return not (self.finds_room or seq.is_parked or must_wait)
 
-    def most_step_tokens(self) -> int:
+    def prepare_step(self) -> int:
         running = self._scheduler.running
         num_decodes = sum(each.num_tokens - each.num_computed_tokens == 1 for each in running)
-        return self._pace.most_tokens(num_decodes)
+        return self._pace.most_tokens(num_decodes, self._drafts.propose(running))
 
     def on_preempted(self, request: Any) -> None:
         self._state.events.num_preemptions += 1
@@ -206,7 +211,6 @@ class VllmEngine:
         num_free = pool.get_num_free_blocks()
         outputs, has_run = self._core.step_fn()
         self.finds_room = False
-        self._core.post_step(has_run)
         self._pace.ran(self._state.bill.charge(self._parts.shares, self._state.events))
         for each in outputs.values() if outputs else ():
             for output in each.outputs:

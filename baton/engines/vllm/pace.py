@@ -29,9 +29,9 @@ class StepPace:
         self._num_prefill_tokens = self._num_decodes = 0
         self._probe_s: float | None = None
 
-    def most_tokens(self, num_decodes: int) -> int:
-        """The tokens that a step with so many decodes may compute."""
-        most = num_decodes + self._chunks.max_prefill_tokens(num_decodes)
+    def most_tokens(self, num_decodes: int, num_drafted: int) -> int:
+        """The tokens that a step with so many decodes and drafted tokens may compute."""
+        most = num_decodes + num_drafted + self._chunks.max_prefill_tokens(num_decodes)
         return max(1, min(most, self._max_step_tokens))
 
     def chunk_tokens(self, num_decodes: int) -> int:
@@ -43,6 +43,8 @@ class StepPace:
         self._num_prefill_tokens = sum(share.num_tokens for share in shares if share.is_prefill)
         self._num_decodes = sum(not share.is_prefill for share in shares)
         self._parts = set().union(*map(_parts_of, seqs))
+        if any(share.num_tokens > 1 and not share.is_prefill for share in shares):
+            self._parts.add("drafts")
         if not self._parts <= self._known:
             return None
         expected_s = self._chunks.expected_s(self._num_prefill_tokens, self._num_decodes)

@@ -6,9 +6,9 @@ behind the tokens that it has as if it had never moved: its noise is counted by 
 output tokens, and its penalties count those of earlier attempts as output.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,24 @@ class RowOptions:
     mask: NDArray[np.int32] | None = None
 
 
+class TokenArray:
+    """A sequence's tokens in one array, which grows with the list that has them."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._array = np.empty(max_tokens, np.uint32)
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return self._num_tokens
+
+    def extend(self, tokens: list[int]) -> NDArray[np.uint32]:
+        """Add tokens. Returns all, as a view."""
+        end = self._num_tokens + len(tokens)
+        self._array[self._num_tokens : end] = tokens
+        self._num_tokens = end
+        return self._array[:end]
+
+
 class _Row:
     """One sequence in the batch; `outputs` is vLLM's own list, which grows."""
 
@@ -51,12 +69,20 @@ class _Row:
         self.options = options
         self._outputs = outputs
         self._num_prompt_tokens = len(prompt) - options.num_emitted
-        self._num_given = self._num_tokens = len(prompt)
-        self._tokens = np.empty(len(prompt) + options.sampling.max_tokens + 1, np.uint32)
-        self._tokens[: len(prompt)] = prompt
+        self._num_given = len(prompt)
+        self._tokens = TokenArray(len(prompt) + options.sampling.max_tokens + 1)
+        self._tokens.extend(prompt)
 
-    def sample_row(self, mask_row: int | None) -> SampleRow:
-        """What is to be sampled now."""
+    def sample_rows(self, draft: Sequence[int], mask_row: int | None) -> list[SampleRow]:
+        """What is to be sampled now, and behind each token of its draft."""
+        own = self._sample_row(mask_row)
+        rows = [own]
+        for end in range(1, len(draft) + 1):
+            history = own.history and own.history._replace(draft=tuple(draft[:end]))
+            rows.append(replace(own, output_index=own.output_index + end, history=history))
+        return rows
+
+    def _sample_row(self, mask_row: int | None) -> SampleRow:
         options, params = self.options, self.options.sampling
         return SampleRow(
             token_row=0,
@@ -75,11 +101,8 @@ class _Row:
         ]
 
     def _history(self) -> TokenHistory:
-        new = self._outputs[self._num_tokens - self._num_given :]
-        end = self._num_tokens + len(new)
-        self._tokens[self._num_tokens : end] = new
-        self._num_tokens = end
-        return TokenHistory(self.options.seq_id, self._tokens[:end], self._num_prompt_tokens)
+        tokens = self._tokens.extend(self._outputs[len(self._tokens) - self._num_given :])
+        return TokenHistory(self.options.seq_id, tokens, self._num_prompt_tokens)
 
 
 class RowChoice(LogitsProcessor):  # type: ignore[misc]
@@ -99,13 +122,24 @@ class RowChoice(LogitsProcessor):  # type: ignore[misc]
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Leave one token in each row that is not simply greedy, and sample for further choices."""
+        self.apply_behind(logits, [()] * len(logits))
+        return logits
+
+    def apply_behind(self, logits: torch.Tensor, drafts: Sequence[Sequence[int]]) -> None:
+        """The same, where each sequence has a row for its next token and one behind each token of
+        its draft."""
         places, masks = _masks_of(self._rows)
-        rows = {index: row.sample_row(places.get(index)) for index, row in self._rows.items()}
+        starts = [0, *accumulate(1 + len(draft) for draft in drafts)]
+        rows = {
+            starts[index] + behind: each
+            for index, row in self._rows.items()
+            for behind, each in enumerate(row.sample_rows(drafts[index], places.get(index)))
+        }
         chosen = {
             index: row for index, row in rows.items() if row.params.temperature or is_edited(row)
         }
-        forks = {index: self._rows[index].fork_rows(row) for index, row in rows.items()}
-        indexes = [*chosen, *(index for index, each in forks.items() for _ in each)]
+        forks = {i: row.fork_rows(rows[starts[i]]) for i, row in self._rows.items()}
+        indexes = [*chosen, *(starts[i] for i, each in forks.items() for _ in each)]
         if indexes:
             wanted = [*chosen.values(), *(row for each in forks.values() for row in each)]
             sampled = self._sampler.result(logits[indexes], wanted, masks)
@@ -113,7 +147,6 @@ class RowChoice(LogitsProcessor):  # type: ignore[misc]
             logprobs = sampled.logprobs or [None] * len(wanted)
             found = zip(sampled.tokens.tolist(), logprobs, strict=True)
             self._keep_first_tokens(forks, islice(found, len(chosen), None))
-        return logits
 
     def _keep_first_tokens(
         self,

@@ -24,8 +24,8 @@ class StepOwner(Protocol):
     def may_run(self, request: Any) -> bool:
         """Whether the request may take part in this step."""
 
-    def most_step_tokens(self) -> int:
-        """The number of tokens that this step may compute."""
+    def prepare_step(self) -> int:
+        """Draft for those that run. Returns the number of tokens that the step may compute."""
 
     def on_preempted(self, request: Any) -> None:
         """Its blocks were taken, and it waits to be computed again."""
@@ -40,6 +40,11 @@ class BatonScheduler(Scheduler):  # type: ignore[misc]
     owner: StepOwner | None = None
     running: list[Any]
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # vLLM would compute empty drafts for new decodes, which CUDA graphs of one size want.
+        self.num_spec_tokens = 0
+
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Plan a step of those that may run."""
         owner = self.owner
@@ -50,7 +55,7 @@ class BatonScheduler(Scheduler):  # type: ignore[misc]
         # Places in the batch that those keep; to find room takes none.
         num_kept = 0 if owner.finds_room else len(left_out)
         self.max_num_active_reqs = self.max_num_running_reqs - num_kept
-        self.max_num_scheduled_tokens = owner.most_step_tokens()
+        self.max_num_scheduled_tokens = owner.prepare_step()
         is_wanted = num_kept > 0 and (bool(self.running) or self._has_waiting(owner))
         output = super().schedule(*args, **kwargs)
         if is_wanted and not output.total_num_scheduled_tokens:
@@ -65,6 +70,9 @@ class BatonScheduler(Scheduler):  # type: ignore[misc]
     def receive(self, request: Any) -> None:
         """A request's blocks have come: others find them in the cache from now on."""
         super()._handle_blocked_waiting_request(request)
+
+    def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """Nothing: the engine counts its drafts."""
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Nothing after a step: reports take the stats."""

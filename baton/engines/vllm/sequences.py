@@ -13,9 +13,10 @@ from vllm.v1.engine import EngineCoreRequest
 from baton.engine.grammar.state import GrammarState
 from baton.engine.protocol.messages import AddSequence, EngineInfo
 from baton.engine.protocol.reasons import StopReason
+from baton.engine.sequence.prompt_lookup import PromptLookup
 from baton.engines.vllm.keyed_cache import cache_salt
 from baton.engines.vllm.ranks.connector import KIND_KEY
-from baton.engines.vllm.row_choice import EXTRA_KEY, RowOptions
+from baton.engines.vllm.row_choice import EXTRA_KEY, RowOptions, TokenArray
 from baton.wire.limits import NUM_TOKENS_ALONE
 
 
@@ -37,6 +38,9 @@ class VllmSequence:
     block_ids: list[int] = field(default_factory=list)
     num_cached_blocks: int = 0
     grammar: GrammarState | None = None
+    # Once it was to be drafted for.
+    lookup: PromptLookup | None = None
+    tokens: TokenArray | None = None
     # Its prompt is being computed, or has come.
     is_started: bool = False
     is_bound: bool = False

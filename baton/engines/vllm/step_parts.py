@@ -15,6 +15,8 @@ class StepParts:
 
     def __init__(self, state: VllmState) -> None:
         self.shares: list[Share] = []
+        # Drafted tokens, by request, of the newest step.
+        self._drafts: dict[str, list[int]] = {}
         self._state = state
         self._block_size = state.info.kv_spec.block_size
 
@@ -23,6 +25,7 @@ class StepParts:
         state = self._state
         copies, state.copies = state.copies, StepCopies()
         self.shares = []
+        self._drafts = scheduled.scheduled_spec_decode_tokens
         for name, num_tokens in scheduled.num_scheduled_tokens.items():
             if (seq := state.seqs.get(name)) is not None:
                 self._take_part(seq, num_tokens, copies)
@@ -69,6 +72,9 @@ class StepParts:
             for entry, rank in zip(entries, ranks, strict=True):
                 entry.rank = rank
                 events.prompt_logprobs.append(entry)
+        if draft := self._drafts.get(seq.name):
+            events.num_draft_tokens += len(draft)
+            events.num_accepted_tokens += len(output.new_token_ids) - 1
         for token in output.new_token_ids:
             self._state.take_token(seq_id, token, seq.next_index)
             seq.next_index += 1
@@ -78,8 +84,9 @@ class StepParts:
         request, seq_id = seq.request, seq.add.seq_id
         start, size = request.num_computed_tokens, self._block_size
         table = self._state.table(seq)
-        is_whole = start + num_tokens == request.num_tokens
-        is_prefill = num_tokens > 1 or not is_whole or not seq.is_started
+        num_own = num_tokens - len(self._drafts.get(seq.name, ()))
+        is_whole = start + num_own == request.num_tokens
+        is_prefill = num_own > 1 or not is_whole or not seq.is_started
         is_redone = is_prefill and seq.is_started and request.num_preemptions > 0
         self.shares.append(Share(seq_id, num_tokens, len(table), is_prefill, is_redone))
         if seq.add.kind == "prefill":

@@ -22,6 +22,7 @@ from baton.engine.protocol.progress_page import PAGE_BYTES, ProgressPage
 from baton.wire.prefix_hash import CACHE_KEY_BYTES
 
 _NUM_PROMPT_TOKENS = 40
+_NUM_REPEATED = 8
 # Of each kind so many at once: one row and several may be compiled apart.
 _BATCHES = (1, 3)
 _KINDS = (
@@ -54,7 +55,8 @@ def _hand_over(engine: CoreEngine, number: int) -> None:
 
 
 def _add(number: int, sampling: SamplingParams, kind: SequenceKind = "local") -> AddSequence:
-    ids = range(number, number + _NUM_PROMPT_TOKENS)
+    # They repeat: where there are drafts, they are computed too.
+    ids = [number + place % _NUM_REPEATED for place in range(_NUM_PROMPT_TOKENS)]
     return AddSequence(
         seq_id=-1 - number - (kind == "remote"),  # the front's are above 0
         request_id="",

@@ -15,7 +15,7 @@ def test_it_takes_the_options_that_every_core_gets() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("speculation_tokens", 4), ("deterministic", "on"), ("device", "cuda")],
+    [("deterministic", "on"), ("device", "cuda")],
 )
 def test_what_vllm_does_not_do_here_is_refused_by_name(name: str, value: object) -> None:
     options = parse_options(["--model", "m"])

@@ -24,6 +24,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from baton.engine.protocol.batch import RowLogprobs
+from baton.engines.vllm.ranks.draft_check import check_drafts
 from baton.engines.vllm.row_choice import EXTRA_KEY, RowOptions
 from baton.system.parent_death import die_with_parent
 
@@ -56,6 +57,10 @@ class Ranks:
     def bind_pool(self, pool_fd: int, num_bytes: int, num_blocks: int) -> None:
         """Copy blocks that are handed over through this pool."""
         self.collective_rpc(_bind_pool, args=(pool_fd, num_bytes, num_blocks))
+
+    def check_drafts(self) -> None:
+        """Let the ranks take drafts."""
+        self.collective_rpc(check_drafts)
 
     def first_tokens(self, name: str) -> FirstTokens:
         """What was sampled for the further choices of a request: all ranks choose alike."""
