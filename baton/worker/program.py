@@ -98,7 +98,7 @@ def make_parts(
     )
     watch = CoreWatch(client, clock, limits)
     totals = totals_of(dispatcher.times, boot_epoch, clock)
-    reports = ReportLog(register, lambda: dispatcher.send(SnapshotHashes()), totals)
+    reports = ReportLog(register, lambda: dispatcher.send(SnapshotHashes()), clock, totals)
     watch.on_change(reports.set_stalled)
     if client.info.engine != "baton":
         dispatcher.observe(VllmMetrics(client.info, reports.adapter_names, clock).observe)

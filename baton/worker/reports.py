@@ -4,8 +4,9 @@
 `ReportSubscription` with its own sequence numbers, pace and place in the KV events (`kv_log.py`). A
 subscription starts with Register and a snapshot of the stored hashes, or where an earlier one
 ended; after that come load (coalesced), KV events (in the core's order, never coalesced away) and
-now and then a digest of the prefix cache. One that falls too far behind gets a new snapshot. Knows
-neither grpc nor what a router does with it.
+now and then a digest of the prefix cache. One that falls too far behind gets a new snapshot. The
+first load also names the requests that were accepted shortly before: the peers of a new router tell
+it of their picks, which it would count besides. Knows neither grpc nor what a router does with it.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from baton.engine.protocol.messages import StepEvents
+from baton.system.clock import Clock
 from baton.wire.failures import Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.v1 import router_pb2, worker_pb2
@@ -30,6 +32,8 @@ MAX_UNACKNOWLEDGED = 64
 DIGEST_EVERY = 20
 # Beyond this, the oldest names are dropped: the router's slot leases expire by themselves.
 MAX_ACCEPTED_IDS = 4096
+# A router that comes later is told them for so long: a slot lease lives shorter.
+ACCEPTED_S = 5.0
 # Of the mean wait for a step: it follows a batch that grows within some ten requests.
 _SHARE_OF_NEWEST_WAIT = 0.2
 
@@ -45,6 +49,7 @@ class ReportLog:
         self,
         register: worker_pb2.Register,
         request_snapshot: Callable[[], None],
+        clock: Clock,
         totals: Callable[[], router_pb2.EngineTotals] = router_pb2.EngineTotals,
     ) -> None:
         self.register = register
@@ -59,6 +64,9 @@ class ReportLog:
         # The digest of the prefix cache at the end of the log; None before the core's first turn.
         self.digest: tuple[int, int] | None = None
         self.totals = totals
+        self._clock = clock
+        # With their times, for routers that come later.
+        self._accepted: deque[tuple[float, str]] = deque(maxlen=MAX_ACCEPTED_IDS)
         self._request_snapshot = request_snapshot
         self._snapshot_requested = False
         # Sets of objects have no order that a seed could repeat.
@@ -80,8 +88,16 @@ class ReportLog:
 
         Call it while handling the StepEvents that show it, in the same turn as `apply`.
         """
+        self._accepted.append((self._clock.now(), request_id))
         for subscription in self._subscriptions:
             subscription.take_accepted(request_id)
+
+    def just_accepted(self) -> list[str]:
+        """The requests of the last ACCEPTED_S, the oldest first."""
+        oldest = self._clock.now() - ACCEPTED_S
+        while self._accepted and self._accepted[0][0] < oldest:
+            self._accepted.popleft()
+        return [request_id for _, request_id in self._accepted]
 
     def set_stalled(self, stalled: bool) -> None:
         """The core stands still, or moves again; told at once."""
@@ -208,7 +224,7 @@ class ReportSubscription:
         self._num_since_digest = 0
         # The log is closed, and what it had until then was told.
         self._said_last = False
-        self._accepted: deque[str] = deque(maxlen=MAX_ACCEPTED_IDS)
+        self._accepted = deque(log.just_accepted(), maxlen=MAX_ACCEPTED_IDS)
         self._changed = asyncio.Event()
 
     @property

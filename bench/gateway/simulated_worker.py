@@ -21,6 +21,7 @@ from baton.runtime import environment
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
 from baton.runtime.shared_stream import ServerFrameStream
+from baton.system.clock import SystemClock
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2, worker_pb2_grpc
@@ -225,7 +226,8 @@ def make_reports(settings: Settings) -> ReportLog:
         block_bytes=1,
     )
     idle = EngineLoad(0, 0, _NUM_BLOCKS, 0, 0, 100_000.0, 0.001)
-    reports = ReportLog(register, lambda: reports.apply(StepEvents(1, idle, snapshot=b"")))
+    snapshot = StepEvents(1, idle, snapshot=b"")
+    reports = ReportLog(register, lambda: reports.apply(snapshot), SystemClock())
     reports.apply(StepEvents(1, idle))
     return reports
 

@@ -55,7 +55,7 @@ class WorkerServer:
             max_model_len=1000,
             max_num_seqs=4,
         )
-        self.log = ReportLog(register, self.answer_snapshot)
+        self.log = ReportLog(register, self.answer_snapshot, SystemClock())
         self.snapshot = b""
 
     def answer_snapshot(self) -> None:

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from baton.system.clock import SystemClock
 from baton.wire.limits import MAX_ZONES
 from baton.wire.v1 import worker_pb2
 from baton.worker.reports import ReportLog
@@ -13,7 +14,7 @@ from services.decode_worker.prefill_links import MIN_RATE_BYTES, PrefillLinks
 
 @pytest.fixture
 def reports() -> ReportLog:
-    return ReportLog(worker_pb2.Register(), lambda: None)
+    return ReportLog(worker_pb2.Register(), lambda: None, SystemClock())
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from baton.engine.protocol.messages import EngineLoad, StepEvents
 from baton.runtime.discovery.discover import FixedMembers
 from baton.runtime.discovery.members import Discovery, Member
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
-from baton.testing.virtual_clock import run_virtual
+from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.prefix_hash import short_hash
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
@@ -43,7 +43,7 @@ class WorkerProcess:
             num_blocks=100,
             max_num_seqs=4,
         )
-        self.log = ReportLog(register, self._ask)
+        self.log = ReportLog(register, self._ask, VirtualClock())
         self.streams: list[MemoryStream] = []
 
     def _ask(self) -> None:

@@ -12,7 +12,7 @@ from baton.engine.protocol.messages import EngineLoad, StepEvents
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.newer_peer import from_the_future
-from baton.testing.virtual_clock import run_virtual
+from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import Incompatible, Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.protocol import PROTOCOL_VERSION
@@ -51,8 +51,9 @@ class Worker:
 
     def __init__(self) -> None:
         self.num_snapshots_asked = 0
+        self.clock = VirtualClock()
         register = worker_pb2.Register(worker_id="decode-0", num_blocks=100)
-        self.log = ReportLog(register, self._ask)
+        self.log = ReportLog(register, self._ask, self.clock)
 
     def _ask(self) -> None:
         self.num_snapshots_asked += 1
@@ -178,6 +179,24 @@ def test_accepted_requests_are_named_once() -> None:
         worker.log.accepted("r2")
         assert list((await drain(subscription))[0].load.accepted_request_ids) == ["r1", "r2"]
         assert not (await drain(subscription))[0].load.accepted_request_ids
+
+    subscribed(scenario)
+
+
+def test_a_router_that_comes_later_is_told_what_was_accepted_shortly_before() -> None:
+    """Its peers tell it of their picks: without the names it would count each of them twice."""
+
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        worker.log.accepted("long ago")
+        worker.clock.advance(reports_module.ACCEPTED_S + 1)
+        worker.log.accepted("r1")
+        await drain(subscription)
+        with worker.log.subscribe() as later:
+            await drain(later)
+            worker.log.accepted("r2")
+            assert list((await drain(later))[-1].load.accepted_request_ids) == ["r1", "r2"]
+            assert not (await drain(later))[-1].load.accepted_request_ids
 
     subscribed(scenario)
 
