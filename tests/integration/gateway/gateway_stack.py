@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 
 from baton.runtime.calls.call_server import CallServer, IncomingCall
 from baton.runtime.grpc_server import start_server, translate_failures
@@ -207,3 +208,10 @@ async def running_stack(folder: Path, **settings: Any) -> AsyncIterator[Stack]:
             yield stack
             stack.stopping.set()
             await gateway
+
+
+async def until_ready(stack: Stack) -> None:
+    """Return when the gateway knows its workers."""
+    async with asyncio.timeout(60), httpx.AsyncClient(timeout=60, verify=False) as http:
+        while (await http.get(f"{stack.root}/readyz")).status_code != 200:
+            await asyncio.sleep(0.02)

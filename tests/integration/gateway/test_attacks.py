@@ -15,7 +15,7 @@ from baton.wire.failures import InvalidRequest
 from services.gateway.clients.body_parser import ChildBodyParser
 from services.gateway.openai.generation import PlainText
 from services.gateway.tenants.auth import MAX_WRONG_KEYS
-from tests.integration.gateway.gateway_stack import Stack, running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack, until_ready
 from tests.unit.gateway.fakes import KEY
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     async with running_stack(tmp_path_factory.mktemp("stack")) as running:
+        await until_ready(running)
         yield running
 
 

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from baton.wire.failures import InvalidRequest, LimitExceeded
 from services.gateway.http import protocol as http_protocol
 from services.gateway.http import request as http_request
-from tests.integration.gateway.gateway_stack import Stack, running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack, until_ready
 from tests.unit.gateway.fakes import KEY
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -38,9 +38,7 @@ BODY = json.dumps(GOOD[CHAT]).encode()
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     async with running_stack(tmp_path_factory.mktemp("stack")) as running:
-        async with httpx.AsyncClient(timeout=60) as http, asyncio.timeout(60):
-            while (await http.get(f"{running.root}/readyz")).status_code != 200:
-                await asyncio.sleep(0.02)
+        await until_ready(running)
         # Keys are looked up each time, and answers come at once.
         running.quota.principal.fresh_for_s = 0.001
         for worker in running.workers.values():

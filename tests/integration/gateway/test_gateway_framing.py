@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.integration.edge.edge_stack import send_two_lengths
-from tests.integration.gateway.gateway_stack import Stack, running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack, until_ready
 from tests.unit.gateway.fakes import KEY
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     async with running_stack(tmp_path_factory.mktemp("stack")) as running:
+        await until_ready(running)
         yield running
 
 

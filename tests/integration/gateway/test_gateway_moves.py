@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import router_pb2, worker_pb2
-from tests.integration.gateway.gateway_stack import Stack, running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack, until_ready
 from tests.unit.gateway.fakes import KEY
 
 TEXT = "The baton is passed on, and never dropped. " * 4
@@ -30,9 +30,7 @@ async def begin(stack: Stack) -> None:
     for name, endpoint in stack.endpoints.items():
         role = router_pb2.WORKER_ROLE_DECODE
         model.workers.add(worker_id=name, endpoint=endpoint, role=role, ready=True)
-    async with httpx.AsyncClient(timeout=60) as http, asyncio.timeout(60):
-        while (await http.get(f"{stack.root}/readyz")).status_code != 200:
-            await asyncio.sleep(0.02)
+    await until_ready(stack)
 
 
 async def streamed(stack: Stack, after: int = 0, then: worker_pb2.WorkerFrame | None = None) -> str:

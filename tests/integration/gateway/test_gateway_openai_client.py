@@ -12,7 +12,7 @@ import pytest
 from baton.wire.failures import LimitExceeded, Unavailable
 from baton.wire.pooling import Pooling
 from baton.wire.v1 import failure_pb2, worker_pb2
-from tests.integration.gateway.gateway_stack import Stack, running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack, until_ready
 from tests.unit.gateway.fakes import KEY, artifact
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -23,13 +23,6 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     async with running_stack(tmp_path, aliases=("gpt-4o=demo",)) as running:
         await until_ready(running)
         yield running
-
-
-async def until_ready(stack: Stack) -> None:
-    async with httpx.AsyncClient(timeout=60, verify=False) as http:
-        async with asyncio.timeout(60):
-            while (await http.get(f"{stack.root}/readyz")).status_code != 200:
-                await asyncio.sleep(0.02)
 
 
 @pytest.fixture

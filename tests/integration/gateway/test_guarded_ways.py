@@ -16,7 +16,7 @@ from jwt.algorithms import ECAlgorithm
 
 from baton.wire.key_registry import identity_digest
 from examples.word_list_hook import WordListServer
-from tests.integration.gateway.gateway_stack import Stack, running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack, until_ready
 from tests.unit.gateway.fakes import KEY, SECRET
 
 ISSUER = "https://login.example"
@@ -75,6 +75,7 @@ async def ask(stack: Stack, bearer: str, content: str = "hi", **fields: Any) -> 
 async def test_a_token_whose_issuer_has_the_key_is_a_way_in(tmp_path: Path, jwks_url: str) -> None:
     settings = {"jwt_issuer": ISSUER, "jwt_audience": "baton", "jwt_jwks_url": jwks_url}
     async with running_stack(tmp_path, **settings) as stack:
+        await until_ready(stack)
         stack.quota.digests.add(identity_digest(SECRET, "jwt:acme"))
         answer = await ask(stack, token())
         assert answer.status_code == 200, answer.text
@@ -88,6 +89,7 @@ async def test_an_answer_ends_before_the_piece_that_the_hook_refuses(
     tmp_path: Path, hook_url: str
 ) -> None:
     async with running_stack(tmp_path, safety_url=hook_url) as stack:
+        await until_ready(stack)
         for worker in stack.workers.values():
             worker.texts = [f"{GOOD}{BAD} More follows."]
         refused = await ask(stack, KEY, "a forbidden question")

@@ -13,7 +13,7 @@ import psutil
 
 from baton.runtime.listening_socket import listening_socket
 from services.gateway.server import SEND_BUFFER_BYTES, HttpServer
-from tests.integration.gateway.gateway_stack import Stack, running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack, until_ready
 from tests.unit.gateway.fakes import KEY
 
 
@@ -31,9 +31,8 @@ def test_accepted_sockets_have_a_small_send_buffer() -> None:
 async def until_served(stack: Stack) -> None:
     """Return when the gateway knows its key and its workers: it refuses nothing from then on."""
     key = {"authorization": f"Bearer {KEY}"}
+    await until_ready(stack)
     async with asyncio.timeout(60), httpx.AsyncClient(headers=key) as http:
-        while (await http.get(f"{stack.root}/readyz")).status_code != 200:
-            await asyncio.sleep(0.02)
         while (await http.get(f"{stack.root}/v1/models")).status_code != 200:
             await asyncio.sleep(0.02)
 

@@ -14,8 +14,8 @@ from baton.runtime import grpc_channel, peer_tls
 from baton.runtime.grpc_server import start_server
 from baton.runtime.peer_tls import PeerTls
 from baton.testing.certificates import Authority, MemberFiles
-from tests.integration.gateway.gateway_stack import Stack, running_stack
-from tests.integration.gateway.test_gateway_openai_client import MESSAGES, until_ready
+from tests.integration.gateway.gateway_stack import Stack, running_stack, until_ready
+from tests.integration.gateway.test_gateway_openai_client import MESSAGES
 from tests.unit.gateway.fakes import KEY
 
 ROOT = Path(__file__).parents[3]
