@@ -193,7 +193,11 @@ def test_who_may_be_evicted_leaves_somebody(name: str) -> None:
         assert has_budget == (replicas is None or replicas > 1), workload["metadata"]["name"]
         if has_budget:
             budget = budgets[workload["metadata"]["name"]]
-            assert budget["maxUnavailable"] == 1
+            is_large = name in ("h100-pools", "h100-rdma") and component(workload) in (
+                "prefill",
+                "decode",
+            )
+            assert budget["maxUnavailable"] == ("25%" if is_large else 1)
             assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
             labels = pod_of(workload)["metadata"]["labels"]
             assert selects(budget["selector"]["matchLabels"], labels)
@@ -230,6 +234,16 @@ def test_pools_of_h100s_grow_by_what_they_lack() -> None:
         (trigger,) = scaler["spec"]["triggers"]
         assert trigger["metadata"]["threshold"] == threshold
         assert series in trigger["metadata"]["query"]
+        assert "authenticationRef" not in trigger
+
+
+def test_keda_shows_a_prometheus_that_asks_for_one_its_token() -> None:
+    monitoring = {**PROFILES["h100-pools"]["monitoring"], "kedaAuthentication": "prometheus-token"}
+    objects = render({**PROFILES["h100-pools"], "monitoring": monitoring})
+    for scaler in of_kind(objects, "ScaledObject"):
+        (trigger,) = scaler["spec"]["triggers"]
+        assert trigger["authenticationRef"] == {"name": "prometheus-token"}
+        assert trigger["metadata"]["authModes"] == "bearer"
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -297,7 +311,10 @@ def test_gpu_workers_are_placed_on_gpu_nodes() -> None:
         assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
         (shm,) = [volume for volume in spec["volumes"] if volume["name"] == "shm"]
         assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "256Mi"}
-        assert workload["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+        assert workload["spec"]["strategy"]["rollingUpdate"] == {
+            "maxSurge": 0,
+            "maxUnavailable": "25%",
+        }
 
 
 def cores(text: str) -> float:
@@ -309,14 +326,36 @@ def mebibytes(text: str) -> float:
     return number * {"Mi": 1, "Gi": 1024}[unit]
 
 
-def test_default_release_asks_for_no_more_than_a_small_cluster_has() -> None:
+@pytest.mark.parametrize(("name", "num_cores"), [("default", 2), ("trial", 1.05)])
+def test_a_release_asks_for_no_more_than_a_small_cluster_has(name: str, num_cores: float) -> None:
+    """The trial leaves half of a node of 2 cores to the cluster's own pods and to a rollout."""
     asked = [
         (container["resources"]["requests"], workload["spec"]["replicas"])
-        for workload in of_kind(profile("default"), *SERVERS)
+        for workload in of_kind(profile(name), *SERVERS)
         for container in containers_of(workload)
     ]
-    assert sum(cores(one["cpu"]) * number for one, number in asked) <= 2
+    assert sum(cores(one["cpu"]) * number for one, number in asked) <= num_cores
     assert sum(mebibytes(one["memory"]) * number for one, number in asked) <= 4.5 * 1024
+
+
+@pytest.mark.parametrize(
+    "name", ["gpu-node", "h100-pools", "h100-rdma", "mig", "qwen3-32b", "llama-70b"]
+)
+def test_beside_gpus_the_token_path_keeps_its_part_of_a_busy_node(name: str) -> None:
+    for part, num_cores in (("gateway", 1), ("tokenizer", 0.5), ("router", 0.5)):
+        for workload in of_component(profile(name), part):
+            server = pod_of(workload)["spec"]["containers"][0]
+            assert cores(server["resources"]["requests"]["cpu"]) >= num_cores, part
+
+
+def test_the_trial_differs_from_the_default_release_in_its_requests_alone() -> None:
+    """With the same replicas, so that a fault is survived there, too."""
+    for workload in of_kind(profile("trial"), *SERVERS):
+        default = named(profile("default"), workload["kind"], workload["metadata"]["name"])
+        assert workload["spec"]["replicas"] == default["spec"]["replicas"]
+        for small, large in zip(containers_of(workload), containers_of(default), strict=True):
+            assert small["resources"]["limits"] == large["resources"]["limits"]
+            assert small.get("env") == large.get("env")
 
 
 def test_a_download_runs_where_the_pool_runs_that_reads_it() -> None:

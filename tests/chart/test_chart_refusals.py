@@ -111,6 +111,23 @@ REFUSED = {
         ),
         "do not work together",
     ),
+    "a gateway that asks for too little to be scaled": (
+        {"gateway": {"autoscaling": {"enabled": True}}},
+        "and 100m is passed by any load.*say 500m or more",
+    ),
+    "two servers of external metrics": (
+        {
+            "models": models(
+                m={
+                    "sizeGiB": 0.01,
+                    "prefill": {"replicas": 1, "autoscaling": {"mode": "hpa"}},
+                    "decode": {"autoscaling": {"mode": "keda"}},
+                }
+            )
+        },
+        "a cluster has one server of external metrics",
+    ),
+    "half of a worker away": (model(maxUnavailable="0%"), "/maxUnavailable"),
     "a claim that is not there": (
         model(accelerator={"claim": "gpu"}, gpuMemoryGiB=80),
         'there is no "gpu" in resourceClaims',

@@ -98,7 +98,8 @@ def test_volumes_that_came_later_are_refused_with_the_way_to_get_them() -> None:
 
 
 def test_pods_of_a_scaler_stay_as_many_as_they_are() -> None:
-    scaled = {"gateway": {"autoscaling": {"enabled": True}}}
+    requests = {"cpu": "500m", "memory": "192Mi"}
+    scaled = {"gateway": {"autoscaling": {"enabled": True}, "resources": {"requests": requests}}}
     with cluster() as (api, config):
         config.install(chart(), "baton", {"gateway": {"replicas": 5}})
         config.upgrade(chart(), "baton", scaled)

@@ -77,11 +77,18 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- if gt (int .minReplicas) (int .maxReplicas) }}
 {{- fail "gateway.autoscaling: minReplicas is above maxReplicas" }}
 {{- end }}
+{{- $cpu := ($.Values.gateway.resources.requests | default dict).cpu | default "0" | toString }}
+{{- $cores := trimSuffix "m" $cpu | float64 }}
+{{- if hasSuffix "m" $cpu }}{{ $cores = divf $cores 1000 }}{{ end }}
+{{- if and .enabled (lt $cores 0.5) }}
+{{- fail (printf "gateway.autoscaling counts in parts of resources.requests.cpu, and %v is passed by any load: a gateway takes up to a core, so say 500m or more" $cpu) }}
+{{- end }}
 {{- end }}
 {{- end }}
 
 {{- define "baton.check.models" -}}
 {{- $ids := list }}
+{{- $modes := list }}
 {{- range $model := include "baton.models" . | fromYamlArray }}
 {{- $id := include "baton.model.id" $model }}
 {{- if has $id $ids }}
@@ -89,8 +96,13 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- end }}
 {{- $ids = append $ids $id }}
 {{- range $role := list "prefill" "decode" }}
-{{- include "baton.check.pool" (dict "root" $ "model" $model "role" $role "pool" (include "baton.pool" (dict "root" $ "model" $model "role" $role) | fromYaml)) }}
+{{- $pool := include "baton.pool" (dict "root" $ "model" $model "role" $role) | fromYaml }}
+{{- include "baton.check.pool" (dict "root" $ "model" $model "role" $role "pool" $pool) }}
+{{- $modes = append $modes $pool.autoscaling.mode }}
 {{- end }}
+{{- end }}
+{{- if and (has "hpa" $modes) (has "keda" $modes) }}
+{{- fail "autoscaling.mode is hpa in one pool and keda in another: a cluster has one server of external metrics, KEDA's or an adapter's, so one of them would never scale; choose one" }}
 {{- end }}
 {{- end }}
 

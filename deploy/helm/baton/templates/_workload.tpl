@@ -52,7 +52,7 @@ spec:
   podManagementPolicy: Parallel
   {{- else }}
   strategy:
-    rollingUpdate: {{ if eq (toString $w.surge) "false" }}{maxSurge: 0, maxUnavailable: 1}{{ else }}{maxSurge: 1, maxUnavailable: 0}{{ end }}
+    rollingUpdate: {{ if eq (toString $w.surge) "false" }}{maxSurge: 0, maxUnavailable: {{ $w.maxUnavailable | default 1 }}}{{ else }}{maxSurge: 1, maxUnavailable: 0}{{ end }}
   {{- with $w.progressDeadlineSeconds }}
   progressDeadlineSeconds: {{ . }}
   {{- end }}
@@ -121,7 +121,7 @@ metadata:
   name: {{ $w.name }}
   labels: {{- toYaml $labels | nindent 4 }}
 spec:
-  maxUnavailable: 1
+  maxUnavailable: {{ $w.maxUnavailable | default 1 }}
   # Pods that never became ready hold up no node.
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:

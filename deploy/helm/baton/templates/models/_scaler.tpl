@@ -54,7 +54,13 @@ spec:
       metadata:
         serverAddress: {{ .root.Values.monitoring.prometheusUrl }}
         query: {{ include "baton.scaler.query" . | quote }}
+        {{- if .root.Values.monitoring.kedaAuthentication }}
+        authModes: bearer
+        {{- end }}
         threshold: {{ ternary $auto.queueSeconds $auto.kvPercent $isPrefill | toString | quote }}
+      {{- with .root.Values.monitoring.kedaAuthentication }}
+      authenticationRef: {name: {{ . }}}
+      {{- end }}
 {{- end }}
 {{- end }}
 
