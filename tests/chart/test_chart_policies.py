@@ -292,6 +292,37 @@ def test_a_hub_model_is_downloaded_once_for_each_storage_it_is_read_from(name: s
     assert len(claims) == {"gpu-node": 1, "h100-pools": 2, "qwen3-32b": 1}.get(name, 0)
 
 
+def test_nothing_gives_up_before_the_download_does() -> None:
+    objects = profile("gpu-node")
+    [job] = of_kind(objects, "Job")
+    deadline_s = job["spec"]["activeDeadlineSeconds"]
+    assert deadline_s > 600
+    for workload in of_component(objects, "prefill", "decode", "tokenizer"):
+        assert workload["spec"]["progressDeadlineSeconds"] > deadline_s + 300
+
+
+def test_a_download_goes_through_the_proxy_that_it_is_given() -> None:
+    env = {
+        "HTTPS_PROXY": "http://proxy:3128",
+        "X": {"secretKeyRef": {"name": "proxy", "key": "password"}},
+    }
+    [job] = of_kind(render({**PROFILES["gpu-node"], "hub": {"env": env}}), "Job")
+    assert environment(job)["HTTPS_PROXY"] == "http://proxy:3128"
+    [variable] = [one for one in pod_of(job)["spec"]["containers"][0]["env"] if one["name"] == "X"]
+    assert variable["valueFrom"] == env["X"]
+
+
+def test_weights_may_lie_on_the_nodes() -> None:
+    source = {"hostPath": {"path": "/data/m"}}
+    objects = render({"models": {"baton-demo": None, "m": {"source": source, "sizeGiB": 0.01}}})
+    for workload in of_component(objects, "prefill", "decode", "tokenizer"):
+        spec = pod_of(workload)["spec"]
+        [volume] = [one for one in spec["volumes"] if one["name"] == "model-m"]
+        assert volume["hostPath"] == {"path": "/data/m", "type": "Directory"}
+        [mount] = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "model-m"]
+        assert (mount["mountPath"], mount["readOnly"]) == ("/models/m", True)
+
+
 def test_workers_see_models_read_only_and_wait_for_the_download() -> None:
     for workload in of_component(profile("gpu-node"), "prefill", "decode", "tokenizer"):
         spec = pod_of(workload)["spec"]

@@ -148,6 +148,23 @@ def test_new_version_keeps_downloads_and_their_claims() -> None:
     assert not {item["metadata"]["name"] for item in new_jobs} & jobs, "a Job never changes"
 
 
+def test_what_was_downloaded_outlives_the_release_and_is_found_by_the_next() -> None:
+    with cluster() as (api, config):
+        config.install(chart(), "baton", PROFILES["gpu-node"])
+        claims, _ = api.store.all_of("", "persistentvolumeclaims")
+        config.uninstall("baton")
+        kept, _ = api.store.all_of("", "persistentvolumeclaims")
+        assert [one["metadata"]["uid"] for one in kept] == [
+            one["metadata"]["uid"] for one in claims
+        ]
+        config.install(chart(), "baton", PROFILES["gpu-node"])
+        config.uninstall("baton")
+        thrifty = {**PROFILES["gpu-node"], "hub": {"keep": False}}
+        config.install(chart(), "baton", thrifty)
+        config.uninstall("baton")
+        assert api.store.all_of("", "persistentvolumeclaims")[0] == []
+
+
 def test_package_has_what_the_folder_has_but_the_examples(tmp_path: Path) -> None:
     archive = helm.package(CHART, destination=tmp_path)
     with helm.Chart.load(archive) as packed:

@@ -23,6 +23,12 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 {{- printf "%s-%s" ($name | trunc 56 | trimSuffix "-") $what }}
 {{- end }}
 
+{{/* The seconds that a model's download may take; 0 without one. */}}
+{{- define "baton.download.seconds" -}}
+{{- $seconds := .root.Values.hub.deadlineSeconds | int | default (add 600 (mulf 60 .model.sizeGiB | ceil | int)) }}
+{{- ternary $seconds 0 (hasKey .model.source "hub") }}
+{{- end }}
+
 {{/* Volumes of a workload for one model, as _workload.tpl takes them. */}}
 {{- define "baton.model.volumes" -}}
 {{- $source := .model.source }}
@@ -37,6 +43,11 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
   path: /models/{{ $id }}
   readOnly: true
   source: {persistentVolumeClaim: {claimName: {{ $source.volume.claim }}}}
+{{- else if $source.hostPath }}
+- name: model-{{ $id }}
+  path: /models/{{ $id }}
+  readOnly: true
+  source: {hostPath: {path: {{ $source.hostPath.path }}, type: Directory}}
 {{- else if $source.image }}
 - name: model-{{ $id }}
   path: /models/{{ $id }}
@@ -54,7 +65,7 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 {{- if $source.hub }}
 - name: wait-for-{{ $id }}
   image: {{ include "baton.image" (dict "root" .root "service" "tokenizer") }}
-  command: [sh, -c, "until [ -f /models/{{ $id }}/.downloaded ]; do sleep 2; done"]
+  command: [sh, -c, "echo waiting for the download of {{ $source.hub.repository }}: kubectl logs -l app.kubernetes.io/component=download; until [ -f /models/{{ $id }}/.downloaded ]; do sleep 2; done"]
   mounts: [{name: model-{{ $id }}, mountPath: /models/{{ $id }}, readOnly: true}]
 {{- else if $source.image }}
 - name: copy-{{ $id }}
