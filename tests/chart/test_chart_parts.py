@@ -26,32 +26,42 @@ from tests.chart.rendered import (
     generated_certificate,
     named,
     of_component,
+    of_kind,
     pod_of,
     profile,
+    render,
 )
 
 EVENT = b'data: {"choices": [{"delta": {"content": "%b"}}]}\n\n'
 
 
-def test_redis_starts_with_its_configuration_and_asks_for_the_password(tmp_path: Path) -> None:
+@pytest.mark.parametrize("password", ["", 'of mine, with "quotes" \\ and $signs'])
+def test_redis_starts_with_its_configuration_and_asks_for_the_password(
+    tmp_path: Path, password: str
+) -> None:
     objects = profile("default")
-    text = named(objects, "ConfigMap", "baton-redis")["data"]["redis.conf"]
+    config = named(objects, "ConfigMap", "baton-redis")["data"]
     secret = named(objects, "Secret", "baton-redis")["data"]
-    password, auth = (base64.b64decode(secret[key]).decode() for key in ("password", "auth.conf"))
-    (tmp_path / "auth.conf").write_text(auth)
+    password = password or base64.b64decode(secret["password"]).decode()
+    (tmp_path / "password").write_text(password)
     (tmp_path / "data").mkdir()
     (port,) = free_ports(1)
-    for old, new in (
-        ("/etc/baton/redis/auth.conf", str(tmp_path / "auth.conf")),
-        ("dir /data", f"dir {tmp_path / 'data'}"),
-        ("port 6379", f"port {port}"),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "redis.conf").write_text(text)
-    server = subprocess.Popen(
-        [str(server_binary()), str(tmp_path / "redis.conf")], stdout=subprocess.PIPE, text=True
-    )
+    replaced = {
+        "redis.conf": {"dir /data": f"dir {tmp_path / 'data'}", "port 6379": f"port {port}"},
+        "start.sh": {
+            "/etc/baton/redis": str(tmp_path),
+            "/tmp/redis.conf": str(tmp_path / "whole.conf"),
+            "exec valkey-server": f"exec {server_binary()}",
+        },
+    }
+    for name, changes in replaced.items():
+        text = config[name]
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / name).write_text(text)
+    command = ["sh", str(tmp_path / "start.sh")]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         assert any("eady to accept" in line for line in server.stdout)
@@ -65,6 +75,30 @@ def test_redis_starts_with_its_configuration_and_asks_for_the_password(tmp_path:
     finally:
         server.kill()
         server.communicate()
+
+
+def test_the_bundled_redis_takes_a_secret_that_exists() -> None:
+    """As tools need that render without a cluster: theirs would be another one each time."""
+    objects = render({"redis": {"existingSecret": "mine"}})
+    mounted = {
+        source["secret"]["name"]
+        for volume in pod_of(named(objects, "StatefulSet", "baton-redis"))["spec"]["volumes"]
+        for source in volume.get("projected", {}).get("sources", ())
+        if "secret" in source
+    }
+    assert mounted == {"mine"}
+    quota = pod_of(named(objects, "StatefulSet", "baton-quota"))["spec"]
+    assert "mine" in {one.get("secret", {}).get("secretName") for one in quota["volumes"]}
+    assert "baton-redis" not in {one["metadata"]["name"] for one in of_kind(objects, "Secret")}
+
+
+def test_two_renders_without_a_cluster_are_the_same_with_secrets_that_exist() -> None:
+    values = {
+        "auth": {"existingSecret": "auth"},
+        "redis": {"existingSecret": "redis"},
+        "tls": {"mode": "existingSecret", "existingSecret": "tls"},
+    }
+    assert render(values) == render(values)
 
 
 @contextmanager

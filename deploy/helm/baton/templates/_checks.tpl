@@ -30,8 +30,8 @@ model, sources that do not fit, custom resources that the cluster does not know.
 
 {{- define "baton.check.redis" -}}
 {{- $r := .Values.redis }}
-{{- if and $r.enabled (or $r.url $r.existingSecret $r.username $r.caSecret) }}
-{{- fail "redis.enabled is the bundled Redis; for your own (url, existingSecret, username, caSecret) set redis.enabled: false" }}
+{{- if and $r.enabled (or $r.url $r.username $r.caSecret) }}
+{{- fail "redis.enabled is the bundled Redis; for your own (url, username, caSecret) set redis.enabled: false" }}
 {{- end }}
 {{- if and (not $r.enabled) (not $r.url) }}
 {{- fail "redis.enabled is false: say where your Redis is in redis.url" }}
