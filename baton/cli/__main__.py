@@ -6,7 +6,7 @@ import platform
 import sys
 from importlib.metadata import version
 
-from baton.cli import explain, keys, roll, stack, top, trace, up, usage
+from baton.cli import explain, keys, roll, size, stack, top, trace, up, usage
 from baton.localstack.edge import NoEnvoy
 from baton.localstack.home import AlreadyRunning, HomeNotWritable
 from baton.localstack.models import ModelNotFound
@@ -27,6 +27,7 @@ _REFUSALS = (
     RegistryError,
     StartFailed,
     roll.RollFailed,
+    size.SizeRefused,
     stack.NotRunning,
     up.NotEnoughMemory,
     usage.UsageRefused,
@@ -38,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="baton", description="Disaggregated LLM serving")
     parser.add_argument("--version", action="version", version=version_line())
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (up, stack, top, roll, keys, usage, trace, explain):
+    for module in (up, stack, top, roll, keys, usage, trace, explain, size):
         module.add_parsers(commands)
     arguments = parser.parse_args()
     try:

@@ -3,7 +3,12 @@
 from typing import Any
 
 import pytest
+import yaml
 
+from baton.cli.sizing.machines import ACCELERATORS, Machines, Traffic
+from baton.cli.sizing.plan import Plan
+from baton.cli.sizing.values import Deployment, values_yaml
+from baton.cli.sizing.worker import Rates, Weights, Worker
 from tests.chart.rendered import (
     PROFILES,
     Object,
@@ -96,3 +101,20 @@ def test_notes_warn_of_gpus_that_hand_over_by_grpc_and_of_a_revision_that_moves(
     assert "models.m: hub.revision is no commit" in told
     assert "Perhaps not meant" not in notes(PROFILES["h100-rdma"])
     assert "models.llama-70b.decode: rdma.devices is empty" in notes(PROFILES["llama-70b"])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_baton_size_prints_is_a_release(num_ranks: int) -> None:
+    h100 = ACCELERATORS["h100"]
+    weights = Weights(16_060_000_000, 15e9, 524_288)
+    worker = Worker(weights, 2**30, 131_072, 450_000, num_ranks, 64, 32_768)
+    plan = Plan(worker, Rates(h100), Traffic(5, 3000, 300), Machines(h100, 8), 1, 3)
+    engine, rdma = ("baton", None) if num_ranks == 1 else ("vllm", "rdma/ib")
+    values = "\n".join(values_yaml(plan, Deployment("org/model-8b", engine, 0.9, rdma)))
+    pools = of_component(render(yaml.safe_load(values)), "prefill", "decode")
+    assert sorted(pool["spec"]["replicas"] for pool in pools) == [1, 3]
+    for pool in pools:
+        (container,) = pod_of(pool)["spec"]["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == str(num_ranks)
+        assert container["resources"]["limits"].get("rdma/ib") == (rdma and "1")
+        assert environment(pool)["BATON_WORKER_MAX_MODEL_LEN"] == "32768"

@@ -14,12 +14,17 @@ import torch
 from torch import nn
 
 from baton.model.load.load_error import LoadError, first_line, one_line_errors
-from baton.model.load.memory_need import LargestStep, MemoryNeed, memory_need
+from baton.model.load.memory_need import (
+    LargestStep,
+    MemoryNeed,
+    make_outline,
+    memory_need,
+)
 from baton.model.load.pooled_model import Pooler, make_pooler, pooling_of
 from baton.model.load.probe import probe_model
 from baton.model.load.quantization import make_whole, quant_method, reading_arguments
-from baton.model.load.refusal import check_config, check_folder, check_rope
-from baton.model.load.source import ModelSource, find_model
+from baton.model.load.refusal import check_config, check_folder, check_rope, check_type
+from baton.model.load.source import LOCAL_REVISION, ModelSource, find_config, find_model
 from baton.model.tensors.attention import PAGED, AttentionForm
 from baton.model.tensors.kv_pool import TORCH_DTYPES
 from baton.model.transformers_api import (
@@ -57,12 +62,12 @@ class LoadedModel:
     attention_modules: tuple[nn.Module, ...]
     attention_forms: tuple[AttentionForm, ...]  # as the probe saw them
     source: ModelSource
-    fingerprint: str
     kv_spec: KVSpec
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     memory: MemoryNeed
+    fingerprint: str = ""  # none without weights
     # Set: it gives states instead of logits.
     pooler: Pooler | None = None
 
@@ -71,20 +76,18 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
     """Load a folder or hub id. Raises LoadError, whose message is one line for a person."""
     source = find_model(name)
     folder = source.folder
-    config_json = _read_config(folder)
+    config_json = _read_config(folder.name, folder / "config.json")
     check_folder(folder, config_json)
     method = quant_method(folder.name, config_json)
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    with one_line_errors(source.name):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    model_class = _model_class(source.name, config)
+    config, model_class = _configured(source.name, folder)
     pooling = pooling_of(source)
     has_head = pooling is None or CLASSIFIER_TOKENS in config_json
     check_config(source.name, config, model_class)
     dtype = choose_dtype(options, config)
     max_model_len = choose_max_model_len(source.name, config, options.max_model_len)
-    memory = memory_need(source.name, model_class, config, dtype, options.largest_step)
+    outline = make_outline(source.name, model_class, config)
+    memory = memory_need(outline, dtype, options.largest_step)
+    del outline
     memory.check(source.name, options.kv_bytes)
     with one_line_errors(source.name):
         arguments = reading_arguments(method, config)
@@ -93,7 +96,41 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
             make_whole(model, method, dtype)
         pooler = None if pooling is None else make_pooler(source, model, pooling)
         described = _describe(source, model, max_model_len, options, memory)
-        return replace(described, pooler=pooler)
+        fingerprint = model_fingerprint(folder, is_verified=options.verifies_weights)
+        return replace(described, fingerprint=fingerprint, pooler=pooler)
+
+
+def outline_model(name: str, options: LoadOptions) -> LoadedModel:
+    """A model without its weights, from a folder, a configuration alone or a hub id.
+
+    Its weights are on the device `meta`, and it has no fingerprint. Raises LoadError.
+    """
+    file = find_config(name)
+    config_json = _read_config(name, file)
+    own_name = file.resolve().parent.name if Path(name).expanduser().exists() else name
+    source = ModelSource(file.parent, own_name, LOCAL_REVISION)
+    check_type(source.name, config_json)
+    config, model_class = _configured(source.name, file)
+    check_config(source.name, config, model_class)
+    dtype = choose_dtype(options, config)
+    max_model_len = choose_max_model_len(source.name, config, options.max_model_len)
+    outline: Any = make_outline(source.name, model_class, config)
+    outline.to(dtype)
+    if outline._can_set_experts_implementation():
+        # The one that runs without values in each dtype.
+        outline.set_experts_implementation("batched_mm")
+    memory = memory_need(outline, dtype, options.largest_step)
+    with one_line_errors(source.name):
+        return _describe(source, outline, max_model_len, options, memory)
+
+
+def _configured(name: str, path: Path) -> tuple[PretrainedConfig, type[PreTrainedModel]]:
+    """The configuration in a folder or file, and the class that generates text from it."""
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with one_line_errors(name):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    return config, _model_class(name, config)
 
 
 def choose_dtype(options: LoadOptions, config: PretrainedConfig) -> torch.dtype:
@@ -116,16 +153,15 @@ def choose_max_model_len(name: str, config: PretrainedConfig, wanted: int | None
     return int(limit if wanted is None else wanted)  # type: ignore[arg-type]
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
+def _read_config(name: str, file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(file.read_text())
     except FileNotFoundError:
-        raise LoadError(f"model {folder.name}: no config.json in its folder") from None
+        raise LoadError(f"model {name}: no config.json in its folder") from None
     except (OSError, ValueError) as error:
-        raise LoadError(f"model {folder.name}: config.json: {first_line(error)}") from None
+        raise LoadError(f"model {name}: {file.name}: {first_line(error)}") from None
     if not isinstance(config, dict):
-        raise LoadError(f"model {folder.name}: config.json is not an object")
+        raise LoadError(f"model {name}: {file.name} is not an object")
     return config
 
 
@@ -204,7 +240,6 @@ def _describe(
         attention_modules=probed.modules,
         attention_forms=probed.forms,
         source=source,
-        fingerprint=model_fingerprint(source.folder, is_verified=options.verifies_weights),
         kv_spec=probed.kv_spec,
         vocab_size=vocab_size,
         max_model_len=max_model_len,

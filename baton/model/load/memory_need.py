@@ -40,6 +40,12 @@ class MemoryNeed:
     activation_bytes: int
     free_bytes: int | None  # None = unknown on this system
 
+    def room_bytes(self, share: float) -> int | None:
+        """What weights and activations leave of a share of the free memory; may be negative."""
+        if self.free_bytes is None:
+            return None
+        return int(self.free_bytes * share) - self.weight_bytes - self.activation_bytes
+
     def check(self, name: str, pool_bytes: int) -> None:
         """Raises LoadError, with all numbers, when this and the pool exceed free memory."""
         needed = self.weight_bytes + self.activation_bytes + pool_bytes
@@ -57,18 +63,18 @@ class MemoryNeed:
         )
 
 
-def memory_need(
-    name: str,
-    model_class: type[PreTrainedModel],
-    config: PretrainedConfig,
-    dtype: torch.dtype,
-    step: LargestStep,
-) -> MemoryNeed:
-    """Estimate what the model takes with weights of `dtype`. Raises LoadError."""
+def make_outline(
+    name: str, model_class: type[PreTrainedModel], config: PretrainedConfig
+) -> PreTrainedModel:
+    """The module that transformers would build, without memory. Raises LoadError."""
     with one_line_errors(name), torch.device("meta"):
-        model = model_class(config)
-    weight_bytes = _num_weights(model) * dtype.itemsize
-    return MemoryNeed(weight_bytes, _activation_bytes(model, step), free_bytes())
+        return model_class(config)
+
+
+def memory_need(outline: PreTrainedModel, dtype: torch.dtype, step: LargestStep) -> MemoryNeed:
+    """Estimate what the model takes here with weights of `dtype`."""
+    weight_bytes = _num_weights(outline) * dtype.itemsize
+    return MemoryNeed(weight_bytes, _activation_bytes(outline, step), free_bytes())
 
 
 def _num_weights(model: PreTrainedModel) -> int:

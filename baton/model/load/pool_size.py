@@ -32,11 +32,8 @@ def choose_pool(loaded: LoadedModel, options: PoolOptions) -> int:
         return options.kv_bytes // loaded.kv_spec.row_bytes * loaded.kv_spec.row_bytes
     spec, memory = loaded.kv_spec, loaded.memory
     most = options.max_num_seqs * spec.num_blocks_for(loaded.max_model_len)
-    if memory.free_bytes is None:
-        left = FALLBACK_BYTES
-    else:
-        taken = memory.weight_bytes + memory.activation_bytes
-        left = int(memory.free_bytes * options.memory_share) - taken
+    room = memory.room_bytes(options.memory_share)
+    left = FALLBACK_BYTES if room is None else room
     least = spec.num_blocks_for(min(MIN_CONTEXT_TOKENS, loaded.max_model_len)) * spec.row_bytes
     if left < least and memory.free_bytes is not None:
         raise LoadError(

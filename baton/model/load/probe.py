@@ -110,13 +110,18 @@ def probe_model(
     AttentionMaskInterface.register(_PROBE, recorder.build_mask)
     chosen = model.config._attn_implementation
     model.set_attn_implementation(_PROBE)
-    tokens = torch.arange(_GRID)[None]
-    last = torch.tensor([_GRID - 1])
+    tokens = torch.arange(_GRID, device=model.device)[None]
+    last = torch.tensor([_GRID - 1], device=model.device)
+    # Without weights no values: with a mask transformers does not look at positions for several
+    # sequences in one.
+    is_outline = model.device.type == "meta"
+    arguments = {"attention_mask": torch.ones_like(tokens)} if is_outline else {}
     output = model(
         input_ids=tokens % vocab_size,
         position_ids=tokens % max_model_len,
         use_cache=False,
         logits_to_keep=last,
+        **arguments,
     )
     model.set_attn_implementation(chosen)
     if not recorder.modules:

@@ -22,11 +22,16 @@ def check_folder(folder: Path, config: dict[str, Any]) -> None:
         other = sorted(path.name for path in folder.glob("*") if path.suffix in {".bin", ".pt"})
         found = f", only {other[0]}, which can run code when it is read" if other else ""
         raise LoadError(f"model {folder.name}: no *.safetensors weights{found}")
+    check_type(folder.name, config)
+
+
+def check_type(name: str, config: dict[str, Any]) -> None:
+    """Refuse a model that exists as its own code only."""
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
         has_code = "auto_map" in config
         why = "needs its own Python code (auto_map)" if has_code else "is unknown to transformers"
-        raise LoadError(f"model {folder.name}: type {model_type!r} {why}")
+        raise LoadError(f"model {name}: type {model_type!r} {why}")
 
 
 def check_config(name: str, config: PretrainedConfig, model_class: type[PreTrainedModel]) -> None:

@@ -4,6 +4,8 @@ Only configuration, tokenizer and safetensors files are fetched; nothing that co
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,12 +41,33 @@ def find_model(model: str) -> ModelSource:
         return ModelSource(folder, folder.resolve().name, LOCAL_REVISION)
     if not _HUB_ID.fullmatch(model):
         raise LoadError(f"model {model}: no such folder")
-    try:
+    with _hub_refusals(model):
         snapshot = huggingface_hub.snapshot_download(
             model,
             allow_patterns=list(FETCHED_PATTERNS),
             ignore_patterns=list(SKIPPED_PATTERNS),
         )
+    return ModelSource(Path(snapshot), model, Path(snapshot).name)
+
+
+def find_config(model: str) -> Path:
+    """The config.json of a folder or hub id, or the file itself. Raises LoadError."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path / "config.json"
+    if path.is_file():
+        return path
+    if not _HUB_ID.fullmatch(model):
+        raise LoadError(f"model {model}: no such folder or file")
+    with _hub_refusals(model):
+        return Path(huggingface_hub.hf_hub_download(model, "config.json"))
+
+
+@contextmanager
+def _hub_refusals(model: str) -> Iterator[None]:
+    """Turn the hub's errors into a LoadError."""
+    try:
+        yield
     except GatedRepoError:
         raise LoadError(f"model {model}: its licence must be accepted on the hub first") from None
     except (RepositoryNotFoundError, HFValidationError):
@@ -55,4 +78,3 @@ def find_model(model: str) -> ModelSource:
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise LoadError(f"model {model}: cannot be downloaded: {reason}") from None
-    return ModelSource(Path(snapshot), model, Path(snapshot).name)

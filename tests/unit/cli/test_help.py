@@ -4,7 +4,7 @@ import pytest
 
 from baton.cli.__main__ import main
 
-COMMANDS = ["up", "down", "status", "top", "keys", "usage", "trace", "explain"]
+COMMANDS = ["up", "down", "status", "top", "keys", "usage", "trace", "explain", "size"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
