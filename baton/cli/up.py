@@ -62,6 +62,8 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--tp", type=int, default=1, metavar="N", help=help_text)
     help_text = "ranks of each prefill worker, where they are not as many (--tp)"
     up.add_argument("--prefill-tp", type=int, default=None, metavar="N", help=help_text)
+    help_text = "GPUs, one for each rank of each worker: 0,1,2 (all workers share the first)"
+    up.add_argument("--gpus", default="", metavar="LIST", help=help_text)
     help_text = "a LoRA adapter, served under this name by --engine vllm; repeatable"
     up.add_argument("--lora", action="append", default=[], metavar="NAME=FOLDER", help=help_text)
     help_text = "of weights and KV cache; auto: the checkpoint's, float32 for float16"
@@ -107,7 +109,7 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
     served = models.resolve(arguments.model)
     names = [entry.partition("=")[0] for entry in arguments.lora]
     _check_aliases(arguments.alias, [*names, *(model.name for model in served)])
-    return plan.Options(
+    options = plan.Options(
         models=served,
         aliases=_aliases(arguments, [model.name for model in served]),
         num_prefill=0 if arguments.aggregated else arguments.prefill,
@@ -127,11 +129,15 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
             arguments.tp,
             arguments.prefill_tp,
             _adapters(arguments, served),
+            tuple(filter(None, arguments.gpus.split(","))),
         ),
         port=port,
         spans_forward_to=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
         edge=arguments.edge,
     )
+    if problem := options.gpu_problem:
+        raise StartFailed(f"--gpus {arguments.gpus}: {problem}")
+    return options
 
 
 def _adapters(arguments: argparse.Namespace, served: list[LocalModel]) -> dict[str, Path]:

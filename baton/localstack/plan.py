@@ -5,8 +5,9 @@ under the names that each service declares in its settings.py.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from baton.localstack import redis_server
@@ -27,6 +28,8 @@ AUTO = "auto"
 WORKER_PREFIXES = ("prefill-", "decode-")
 # The share of the free memory for all workers together: the rest is for other programs.
 MEMORY_SHARE = 0.5
+# The share of a GPU's memory for the worker that has it for itself.
+GPU_MEMORY_SHARE = 0.9
 # Longer than any answer of the demo model; less than the supervisor waits before SIGKILL.
 DRAIN_S = 30
 # For one gateway among several: a load balancer looks at /readyz that often.
@@ -59,6 +62,13 @@ class WorkerOptions:
     prefill_tensor_parallel: int | None = None  # None = as the others
     # Their folders by name.
     adapters: Mapping[str, Path] = field(default_factory=dict)
+    # As CUDA_VISIBLE_DEVICES has them, one for each rank of each worker; empty = one for all.
+    gpus: tuple[str, ...] = ()
+
+    def num_ranks(self, role: str) -> int:
+        """The ranks of a worker with this role."""
+        prefill = self.prefill_tensor_parallel if role == "prefill" else None
+        return prefill or self.tensor_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,23 @@ class Options:
         """The workers of all models together."""
         return (self.num_prefill + self.num_decode) * len(self.models)
 
+    @property
+    def num_ranks(self) -> int:
+        """The ranks of all workers together."""
+        prefill = self.num_prefill * self.worker.num_ranks("prefill")
+        return (prefill + self.num_decode * self.worker.num_ranks("decode")) * len(self.models)
+
+    @property
+    def gpu_problem(self) -> str:
+        """The reason why the workers cannot have these GPUs; empty when they can."""
+        num_gpus = len(self.worker.gpus)
+        if len(set(self.worker.gpus)) < num_gpus:
+            return "one is named twice"
+        if 0 < num_gpus < self.num_ranks:
+            counts = f"{self.num_workers} workers need {self.num_ranks} GPUs"
+            return f"{counts}; name as many, or take fewer workers (--prefill 1 --decode 1)"
+        return ""
+
     def num_replicas(self, service: str) -> int:
         return self.replicas.get(service, 1)
 
@@ -97,19 +124,20 @@ class Options:
     def worker_settings(self, role: str = "decode") -> dict[str, str]:
         """Settings that the workers of a role share, under the names of `baton.worker.settings`."""
         worker = self.worker
-        num_ranks = worker.prefill_tensor_parallel if role == "prefill" else None
+        memory_share = GPU_MEMORY_SHARE if worker.gpus else MEMORY_SHARE / self.num_workers
         settings = {
             "dtype": worker.dtype,
             "threads": worker.num_threads or max(1, num_available_cores() // self.num_workers),
             "kv_memory": worker.kv_memory,
-            "memory_share": round(MEMORY_SHARE / self.num_workers, 4),
+            "memory_share": round(memory_share, 4),
+            "device": "cuda" if worker.gpus else None,
             "max_model_len": worker.max_model_len,
             "max_batch": worker.max_batch,
             "speculation_tokens": worker.speculation_tokens,
             "deterministic": "on" if worker.is_deterministic else None,
             "engine": worker.engine,
             "engine_python": worker.engine_python or None,
-            "tensor_parallel": num_ranks or worker.tensor_parallel,
+            "tensor_parallel": worker.num_ranks(role),
             "drain_s": DRAIN_S,
         }
         return {name: str(value) for name, value in settings.items() if value is not None}
@@ -161,7 +189,13 @@ class _Builder:
         return self._ports.pop()
 
     def add(
-        self, name: str, module: str, stop_rank: int, settings: dict[str, str], port: int = 0
+        self,
+        name: str,
+        module: str,
+        stop_rank: int,
+        settings: dict[str, str],
+        port: int = 0,
+        gpus: str = "",
     ) -> str:
         """Add one of our services; returns its endpoint. A variable is `prefix` and a key."""
         prefix = settings.pop("prefix")
@@ -170,6 +204,8 @@ class _Builder:
         settings = {"listen": endpoint, "admin_listen": admin, **settings}
         environment = {f"{prefix}{key}".upper(): value for key, value in settings.items()}
         environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = self.spans_endpoint
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = gpus
         self.services.append(
             ServiceSpec(
                 name,
@@ -199,8 +235,11 @@ def make(home: Home, options: Options) -> Plan:
     redis_url = _add_redis(builder, home)
     quota = _add_quota(builder, home, options, redis_url)
     tokenizer = _add_tokenizer(builder, options)
+    gpus = iter(options.worker.gpus)
     workers = [
-        endpoint for model in options.models for endpoint in _add_workers(builder, model, options)
+        endpoint
+        for model in options.models
+        for endpoint in _add_workers(builder, model, options, gpus)
     ]
     router = _add_router(builder, options, workers)
     dialled = {"quota": quota, "tokenizer": tokenizer, "router": router, "store_url": redis_url}
@@ -321,7 +360,10 @@ def _add_edge(builder: _Builder, options: Options) -> None:
     )
 
 
-def _add_workers(builder: _Builder, model: LocalModel, options: Options) -> list[str]:
+def _add_workers(
+    builder: _Builder, model: LocalModel, options: Options, gpus: Iterator[str]
+) -> list[str]:
+    """Add the workers of one model; each takes its `gpus`, where there are any."""
     suffix = f"-{model.name.replace('/', '-')}" if len(options.models) > 1 else ""
     endpoints = []
     for role, count in (("prefill", options.num_prefill), ("decode", options.num_decode)):
@@ -338,7 +380,8 @@ def _add_workers(builder: _Builder, model: LocalModel, options: Options) -> list
                 **_adapter_settings(builder.home, options.worker.adapters),
             }
             module = f"services.{role}_worker"
-            endpoints.append(builder.add(name, module, _STOP_WORKERS, settings))
+            own = ",".join(islice(gpus, options.worker.num_ranks(role)))
+            endpoints.append(builder.add(name, module, _STOP_WORKERS, settings, gpus=own))
     return endpoints
 
 

@@ -44,6 +44,8 @@ def model(tmp_path: Path) -> str:
             ["--replicas", "redis=2"],
             "'redis=2': the service must be one of gateway, quota, tokenizer, router",
         ),
+        (["--gpus", "0,1"], "--gpus 0,1: 3 workers need 3 GPUs; name as many"),
+        (["--gpus", "0,0,1"], "--gpus 0,0,1: one is named twice"),
         (["--replicas", "gateway=0"], "'gateway=0': say gateway=1 to 9"),
         (["--replicas", "quota"], "'quota': say quota=1 to 9"),
         (["--alias", "foo"], "PUBLIC=MODEL"),

@@ -55,6 +55,20 @@ def test_gateway_stops_first_and_redis_after_its_users(tmp_path: Path) -> None:
     assert ranks["decode-1"] < ranks["quota"] < ranks["redis"] < ranks["spans"]
 
 
+def test_each_rank_of_each_worker_has_its_own_gpu(tmp_path: Path) -> None:
+    worker = plan.WorkerOptions(tensor_parallel=2, prefill_tensor_parallel=1, gpus=tuple("34567"))
+    made = plan.make(Home(tmp_path), options(tmp_path, worker=worker))
+    workers = [spec for spec in made.services if spec.name.startswith(plan.WORKER_PREFIXES)]
+    assert {spec.name: spec.environment["CUDA_VISIBLE_DEVICES"] for spec in workers} == {
+        "prefill-1": "3",
+        "decode-1": "4,5",
+        "decode-2": "6,7",
+    }
+    for spec in workers:
+        assert spec.environment["BATON_WORKER_DEVICE"] == "cuda"
+        assert spec.environment["BATON_WORKER_MEMORY_SHARE"] == str(plan.GPU_MEMORY_SHARE)
+
+
 def test_two_models_get_two_pairs_of_pools(tmp_path: Path) -> None:
     two = plan.Options([LocalModel("a", tmp_path), LocalModel("org/b", tmp_path)], port=0)
     made = plan.make(Home(tmp_path), two)
