@@ -35,9 +35,9 @@ class Settings:
     # The bytes of prefix hashes that they may keep. Both are divided by the tenants that wait.
     max_queued_bytes: int = 64 * 1024 * 1024
     max_wait_s: float = 60.0
-    # How long a request waits for a ready worker, and how long after its start the router expects
-    # workers that have not registered yet.
-    no_worker_wait_s: float = 5.0
+    # How long a request waits for a ready worker: a killed one on a small node is back after 6 s.
+    no_worker_wait_s: float = 10.0
+    # How long after its start the router expects workers that have not registered yet.
     settle_s: float = 5.0
     # A pool is forgotten when all its workers have been lost and unlisted for this long: its model
     # was taken away. Long, because until then it is an outage that alerts must show.

@@ -5,9 +5,10 @@ upgrade. An alias names one or more served models with weights. The last view st
 no router answers. Knows nothing of requests.
 """
 
+import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import chain, islice
@@ -21,6 +22,9 @@ MAX_MODELS = 1000
 # A name that no router has named for so long was taken away. Routers remember a pool without
 # workers for the same time; one that has just started remembers none.
 FORGET_NAME_S = 3600.0
+# A model without a ready worker is left to the router, which waits for one, for so long: most
+# workers that died come back. After that each request is refused at once.
+COMES_BACK_S = 30.0
 
 T = TypeVar("T")
 
@@ -122,6 +126,8 @@ class ModelDirectory:
         self._by_name: dict[str, list[ServedModel]] = {}
         # The time at which a router named each of them last.
         self._known_names: dict[str, float] = {}
+        # The time at which each of them had a ready worker last.
+        self._ready_at: dict[str, float] = {}
 
     def update(self, states: Iterable[router_pb2.ModelState]) -> None:
         """Take in the router's view, at most MAX_MODELS models of it. An adapter that has the name
@@ -140,6 +146,8 @@ class ModelDirectory:
             if name not in by_name and now - named_at <= FORGET_NAME_S
         )
         self._known_names = dict.fromkeys(by_name, now) | dict(islice(older, MAX_MODELS))
+        last = ((name, at) for name, at in self._ready_at.items() if now - at <= COMES_BACK_S)
+        self._ready_at = dict(last) | {name: now for name in by_name if self._ready(name)}
 
     def set_aliases(self, aliases: Aliases) -> None:
         """Replace the aliases; running requests keep what they resolved."""
@@ -161,14 +169,13 @@ class ModelDirectory:
                 f"model: {quoted(public_name)} does not exist or you have no access to it{hint}",
                 param="model",
             )
-        ready = [(target, self._ready(target.model)) for target in targets]
-        ready = [(target, models) for target, models in ready if models]
+        ready = self._behind(targets, self._ready) or self._behind(targets, self._coming_back)
         if not ready:
             raise Unavailable(
                 f"no ready worker serves {quoted(public_name)}", reason="no_worker", retry_after_s=2
             )
         _, models = self._drawn(ready, [target.weight for target, _ in ready])
-        return self._drawn(models, [model.num_ready_decode for model in models])
+        return self._drawn(models, [model.num_ready_decode or 1 for model in models])
 
     def _drawn(self, options: Sequence[T], weights: Sequence[float]) -> T:
         """One of these, by their weights. There is mostly one, and a draw asks the kernel."""
@@ -200,12 +207,24 @@ class ModelDirectory:
             return self._aliases[public_name]
         return [AliasTarget(public_name)] if public_name in self._known_names else []
 
+    @staticmethod
+    def _behind(
+        targets: Sequence[AliasTarget], find: Callable[[str], list[ServedModel]]
+    ) -> list[tuple[AliasTarget, list[ServedModel]]]:
+        """The targets for which there is a model."""
+        return [(target, models) for target in targets if (models := find(target.model))]
+
     def _room(self, public_name: str) -> int:
         """The least room of the ready models behind a name, in tokens; 0 when none is ready."""
         return min((model.max_model_len for model in self.ready_behind(public_name)), default=0)
 
     def _ready(self, name: str) -> list[ServedModel]:
         return [model for model in self._by_name.get(name, []) if model.num_ready_decode]
+
+    def _coming_back(self, name: str) -> list[ServedModel]:
+        """The models of a name that had a ready worker a moment ago."""
+        is_recent = self._clock.now() - self._ready_at.get(name, -math.inf) <= COMES_BACK_S
+        return self._by_name.get(name, []) if is_recent else []
 
 
 def _is_allowed(name: str, allowed: Iterable[str]) -> bool:

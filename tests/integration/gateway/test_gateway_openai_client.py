@@ -264,6 +264,7 @@ async def test_errors_keep_their_status_and_name_the_field(client: openai.AsyncO
 
 async def test_an_unready_model_is_503_no_worker(stack: Stack, client: openai.AsyncOpenAI) -> None:
     stack.router.models[0].workers[0].ready = False
+    stack.router.failure = Unavailable("no worker is ready for this model", reason="no_worker")
     async with asyncio.timeout(60):
         while [model async for model in await client.models.list()]:
             await asyncio.sleep(0.02)

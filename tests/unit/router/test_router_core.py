@@ -394,7 +394,7 @@ def test_a_model_without_a_ready_worker_is_refused_after_a_while(router, run, cl
             await fleet.pick()
         assert caught.value.reason == "no_worker"
         assert caught.value.retry_after_s > 0
-        assert clock.now() - before == pytest.approx(5, abs=0.1)
+        assert clock.now() - before == pytest.approx(10, abs=0.1)
 
     run(scenario)
 

@@ -10,6 +10,7 @@ from baton.testing.virtual_clock import VirtualClock
 from baton.wire.failures import ModelNotFound, Unavailable
 from services.gateway.routing.alias_file import read_aliases
 from services.gateway.routing.models import (
+    COMES_BACK_S,
     FORGET_NAME_S,
     AliasError,
     AliasTarget,
@@ -74,14 +75,34 @@ def test_unknown_and_not_allowed_get_the_same_answer() -> None:
     assert names.resolve("gpt-4o", ["gpt-4o"]).name == "demo"
 
 
+def test_a_model_that_lost_its_last_worker_a_moment_ago_is_left_to_the_router() -> None:
+    """Which waits for one: a killed worker comes back within seconds."""
+    clock = VirtualClock()
+    names = directory("gpt-4o=demo", clock=clock)
+    names.update([model_state()])
+    for _ in range(2):
+        clock.advance(COMES_BACK_S / 2)
+        names.update([model_state(ready=False)])
+        assert names.resolve("demo", []).model_fp == names.resolve("gpt-4o", []).model_fp
+        assert list(names.listed([])) == []
+    clock.advance(1)
+    with pytest.raises(Unavailable):
+        names.resolve("demo", [])
+    names.update([model_state(), model_state("other", "f2", ready=False)])
+    with pytest.raises(Unavailable):
+        names.resolve("other", [])
+
+
 def test_a_known_model_without_a_ready_worker_is_no_worker() -> None:
-    names = directory("gpt-4o=demo", "later=unseen")
+    clock = VirtualClock()
+    names = directory("gpt-4o=demo", "later=unseen", clock=clock)
     names.update([model_state()])
     names.update([])
     for name in ("demo", "gpt-4o", "later"):
         with pytest.raises(Unavailable) as caught:
             names.resolve(name, [])
         assert caught.value.reason == "no_worker"
+    clock.advance(COMES_BACK_S + 1)
     names.update([model_state(ready=False)])
     with pytest.raises(Unavailable):
         names.resolve("demo", [])
