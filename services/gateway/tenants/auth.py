@@ -27,6 +27,9 @@ STALE_S = 15 * 60.0
 # After a call without an answer a stale answer is used for so long before the next call.
 RETRY_S = 1.0
 LOOKUP_TIMEOUT_S = 1.0
+# A key that nobody here knows is asked for again after these: quota, or its Redis, is just coming
+# back. One that does not answer at all is not waited for again.
+PAUSES_S = (0.25, 0.5, 0.75, 1.0, 1.25, 1.25)
 MAX_CACHED_KEYS = 10_000
 MAX_KEY_CHARS = 256
 # A bucket: so many wrong keys at once, and then one more after each interval.
@@ -234,15 +237,20 @@ class Authenticator:
             if self._clock.now() < self._refused_until_s.get(digest, 0.0):
                 raise AuthenticationFailed("the API key is not valid")
             self._bad_keys.check(address)
-        try:
-            lookup = self._lookup(digest, older, context, address)
-            return await asyncio.shield(lookup)
-        except (Unavailable, DeadlineExceeded) as error:
-            if cached is not None and self._clock.now() < cached.fetched_s + STALE_S:
-                return cached.principal
-            raise Unavailable(
-                "keys cannot be checked now", reason="quota_unavailable", retry_after_s=1
-            ) from error
+        pauses_s = iter(PAUSES_S)
+        while True:
+            try:
+                lookup = self._lookup(digest, older, context, address)
+                return await asyncio.shield(lookup)
+            except (Unavailable, DeadlineExceeded) as error:
+                if cached is not None and self._clock.now() < cached.fetched_s + STALE_S:
+                    return cached.principal
+                pause_s = next(pauses_s, None) if isinstance(error, Unavailable) else None
+                if pause_s is None:
+                    raise Unavailable(
+                        "keys cannot be checked now", reason="quota_unavailable", retry_after_s=1
+                    ) from error
+            await asyncio.sleep(pause_s)
 
     def _lookup(
         self,

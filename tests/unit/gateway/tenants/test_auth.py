@@ -5,8 +5,13 @@ import random
 
 import pytest
 
-from baton.testing.virtual_clock import VirtualClock, run_virtual
-from baton.wire.failures import AuthenticationFailed, LimitExceeded, Unavailable
+from baton.testing.virtual_clock import VirtualClock, run_virtual, virtual
+from baton.wire.failures import (
+    AuthenticationFailed,
+    DeadlineExceeded,
+    LimitExceeded,
+    Unavailable,
+)
 from baton.wire.key_registry import identity_digest, key_digest
 from services.gateway.clients.protocols import CallContext
 from services.gateway.tenants.auth import (
@@ -110,6 +115,7 @@ async def test_an_identity_that_is_kept_has_the_models_of_its_token(
     assert (await authenticator.authenticate(identity, CONTEXT)).allowed_models == ("small",)
 
 
+@virtual
 async def test_a_stale_answer_is_used_while_quota_is_away_for_15_minutes(
     authenticator: Authenticator, quota: FakeQuota, clock: VirtualClock
 ) -> None:
@@ -123,12 +129,39 @@ async def test_a_stale_answer_is_used_while_quota_is_away_for_15_minutes(
     assert caught.value.reason == "quota_unavailable"
 
 
+@virtual
 async def test_an_unknown_key_needs_quota(authenticator: Authenticator, quota: FakeQuota) -> None:
     quota.failure = Unavailable("down")
     with pytest.raises(Unavailable):
         await authenticator.authenticate(HEADER, CONTEXT)
 
 
+@virtual
+async def test_an_unknown_key_is_asked_for_again_while_quota_comes_back() -> None:
+    """Gateways, quota and its Redis may start at the same time."""
+    loop, quota = asyncio.get_running_loop(), FakeQuota()
+    clock = loop.clock  # type: ignore[attr-defined]
+    guard = GuardedQuota(quota, clock, random.Random(1))
+    probing = asyncio.create_task(guard.run())
+    quota.failure = Unavailable("down")
+    loop.call_later(4, setattr, quota, "failure", None)
+    authenticator = Authenticator(guard, (SECRET,), clock)
+    assert (await authenticator.authenticate(HEADER, CONTEXT)).tenant == "acme"
+    assert 4 <= clock.now() < 6
+    probing.cancel()
+
+
+@virtual
+async def test_an_unknown_key_is_not_waited_for_while_quota_hangs() -> None:
+    clock, quota = asyncio.get_running_loop().clock, FakeQuota()  # type: ignore[attr-defined]
+    authenticator = authenticator_of(quota, clock)
+    quota.failure = DeadlineExceeded("no answer")
+    with pytest.raises(Unavailable):
+        await authenticator.authenticate(HEADER, CONTEXT)
+    assert clock.now() == 0
+
+
+@virtual
 async def test_a_revoked_key_is_refused_once_its_answer_is_no_longer_fresh(
     authenticator: Authenticator, quota: FakeQuota, clock: VirtualClock
 ) -> None:
