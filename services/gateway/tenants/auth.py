@@ -29,7 +29,7 @@ RETRY_S = 1.0
 LOOKUP_TIMEOUT_S = 1.0
 # A key that nobody here knows is asked for again after these: quota, or its Redis, is just coming
 # back. One that does not answer at all is not waited for again.
-PAUSES_S = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.0, 2.0)
+PAUSES_S = (0.25, 0.5, *[0.75] * 12)
 MAX_CACHED_KEYS = 10_000
 MAX_KEY_CHARS = 256
 # A bucket: so many wrong keys at once, and then one more after each interval.
