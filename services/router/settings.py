@@ -35,7 +35,7 @@ class Settings:
     # The bytes of prefix hashes that they may keep. Both are divided by the tenants that wait.
     max_queued_bytes: int = 64 * 1024 * 1024
     max_wait_s: float = 60.0
-    # How long a request waits for a ready worker: a killed one on a small node is back after 6 s.
+    # How long a request waits for a ready worker: a killed one on a small node is back after 8 s.
     no_worker_wait_s: float = 10.0
     # How long after its start the router expects workers that have not registered yet.
     settle_s: float = 5.0
