@@ -10,7 +10,7 @@ import psutil
 
 from baton.system.cpu_wait import thread_times
 
-_PACKAGES = ("baton", "torch", "transformers", "tokenizers", "numpy")
+_PACKAGES = ("baton-serving-core", "torch", "transformers", "tokenizers", "numpy")
 
 
 def describe_machine() -> dict[str, object]:

@@ -58,7 +58,8 @@ def main() -> None:
 
 def version_line() -> str:
     """The versions that a bug report needs."""
-    return f"baton {version('baton')}, wire v{PROTOCOL_VERSION}, Python {platform.python_version()}"
+    baton = version("baton-serving-core")
+    return f"baton {baton}, wire v{PROTOCOL_VERSION}, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def _parquet(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise UsageRefused("--format parquet needs pyarrow: pip install 'baton[parquet]'") from None
+        raise UsageRefused("--format parquet needs pyarrow: pip install pyarrow") from None
     sink = pyarrow.BufferOutputStream()
     table = pyarrow.table({name: [row[name] for row in rows] for name in columns})
     parquet.write_table(table, sink)

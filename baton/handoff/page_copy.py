@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from isal.isal_zlib import crc32
 
-from baton.system.compiler import find_compiler
+from baton.system.compiler import built_file, find_compiler
 
 _SOURCE = Path(__file__).parent / "csrc" / "pages.cpp"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall")
@@ -31,7 +31,7 @@ _LEFT_BYTES = 256
 def library_path() -> Path:
     """Where the library of the present source is, or will be once it is built."""
     digest = hashlib.sha256(platform.machine().encode() + _SOURCE.read_bytes()).hexdigest()
-    return _SOURCE.parent / "build" / f"pages-{digest[:16]}.so"
+    return built_file(_SOURCE.parent, f"pages-{digest[:16]}.so")
 
 
 @cache
@@ -95,7 +95,7 @@ def build() -> int:
     compiler = find_compiler()
     if compiler is None:
         return 1
-    target.parent.mkdir(exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     made = target.with_suffix(f".{os.getpid()}")
     if subprocess.run([*compiler, *_FLAGS, str(_SOURCE), "-o", str(made)], check=False).returncode:
         print("The copy of KV pages was not compiled; Python does it.", file=sys.stderr)

@@ -1,8 +1,9 @@
-"""The C++ compiler of this machine, for the parts that are compiled where they run."""
+"""The C++ compiler of this machine, and the place of what it compiles where that runs."""
 
 import os
 import shlex
 import shutil
+from pathlib import Path
 
 
 def find_compiler() -> list[str] | None:
@@ -13,3 +14,16 @@ def find_compiler() -> list[str] | None:
         if shutil.which(name):
             return [name]
     return None
+
+
+def built_file(sources: Path, name: str) -> Path:
+    """The place of a library that is compiled from `sources`, whether it is there yet or not.
+
+    That is the folder `build` beside them, or the user's cache where an installed package belongs
+    to somebody else (the XDG base directory specification).
+    """
+    beside = sources / "build" / name
+    if beside.exists() or os.access(sources, os.W_OK):
+        return beside
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "baton" / "build" / name

@@ -153,7 +153,7 @@ def _register_message(
 
 def _software_version() -> str:
     try:
-        return version("baton")
+        return version("baton-serving-core")
     except PackageNotFoundError:
         return "unpackaged"
 

@@ -73,7 +73,9 @@ def main(argv: Sequence[str]) -> None:
     if (prefaulting := prefault(pool)) is not None:
         prefaulting.join()
     front = OfflineFront(engine)
-    versions = {name: metadata.version(name) for name in ("baton", "torch", "transformers")}
+    versions = {
+        name: metadata.version(name) for name in ("baton-serving-core", "torch", "transformers")
+    }
     _announce({"versions": versions, "threads": options.threads})
     for line in sys.stdin:
         task = json.loads(line)

@@ -203,7 +203,7 @@ def _missing(device: str) -> str | None:
     if device == "cuda" and not torch.cuda.is_available():
         return "a GPU that torch can use; --device cpu tries the same on host memory"
     if not any(importlib.util.find_spec(name) for name in ("nixl_cu12", "nixl_cu13")):
-        return "NIXL: pip install baton[nixl]"
+        return "NIXL: pip install nixl-cu12"
     return None
 
 

@@ -1,6 +1,7 @@
 """Workflows run the `.ci/run` of everybody; what they use is pinned, what they may is little."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,24 @@ def test_foreign_actions_are_pinned_and_keep_no_credentials(file: Path) -> None:
 def test_only_who_publishes_may_write(file: Path) -> None:
     assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}
     for name, job in jobs(file).items():
-        publishes = any("cosign" in step.get("run", "") for step in job["steps"])
+        runs = [step.get("run", "") for step in job["steps"]]
+        publishes = any("cosign" in run or "uv publish" in run for run in runs)
         assert ("permissions" in job) == publishes, name
 
 
 def test_ci_runs_what_everybody_runs() -> None:
     runs = [step["run"] for step in jobs(FOLDER / "ci.yml")["test"]["steps"] if "run" in step]
     assert runs == ["PYTHON=python .ci/run"]
+
+
+def test_packages_and_chart_have_one_version() -> None:
+    root = FOLDER.parents[1]
+    core = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    whole = tomllib.loads((root / "deploy/pypi/pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((root / "deploy/helm/baton/Chart.yaml").read_text())
+    assert core["version"] == whole["version"] == chart["version"]
+    extras = whole["optional-dependencies"].values()
+    for need in [*whole["dependencies"], *(need for extra in extras for need in extra)]:
+        name, _, names = need.partition("==")[0].removesuffix("]").partition("[")
+        assert (name, need.partition("==")[2]) == (core["name"], core["version"])
+        assert set(names.split(",")) <= set(core["optional-dependencies"])

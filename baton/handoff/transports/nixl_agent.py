@@ -1,6 +1,6 @@
 """One NIXL agent: registers memory, reads a peer's memory into it from afar (RDMA, NVLink, UCX).
 
-An optional extra: `pip install baton[nixl]`. Uses nothing of NIXL's that unpickles what a peer has
+An optional extra: `pip install nixl-cu12`. Uses nothing of NIXL's that unpickles what a peer has
 sent. Knows nothing of blocks. See https://github.com/ai-dynamo/nixl.
 """
 
@@ -138,4 +138,4 @@ def _import() -> tuple[Any, Any]:
         logger.handlers.clear()
         logger.setLevel(logging.WARNING)
         return api, importlib.import_module(f"{package}._bindings")
-    raise NixlMissing("transport nixl: not installed; pip install baton[nixl]")
+    raise NixlMissing("transport nixl: not installed; pip install nixl-cu12")

@@ -75,7 +75,7 @@ def build(compiler: list[str], target: Path) -> list[str]:
     units = [path for path in native.source_files() if path.suffix == ".cpp"]
     units = [unit for unit in units if (isa := isa_of(unit)) is None or isa in isas]
     defines = [f"-DBATON_WITH_{isa.upper()}" for isa in isas]
-    target.parent.mkdir(exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent) as folder:
 
         def compile_unit(unit: Path) -> str:

@@ -11,8 +11,9 @@ import platform
 from functools import cache
 from pathlib import Path
 
+from baton.system.compiler import built_file
+
 SOURCES = Path(__file__).parent / "csrc"
-BUILT = SOURCES / "build"
 # In the order of `Isa` in csrc/isa.h: a machine that has one has all before it.
 ISAS = ("portable", "avx2", "avx512", "amx")
 
@@ -28,7 +29,7 @@ def library_path() -> Path:
     for path in [*source_files(), Path(__file__).with_name("build_native.py")]:
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode() + content)
-    return BUILT / f"native-{digest.hexdigest()[:16]}.so"
+    return built_file(SOURCES, f"native-{digest.hexdigest()[:16]}.so")
 
 
 @cache

@@ -15,7 +15,6 @@ UNIT = '#include "answer.h"\nEXPORT int answer() { return 42; }\n'
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(native, "SOURCES", tmp_path)
-    monkeypatch.setattr(native, "BUILT", tmp_path / "build")
     (tmp_path / "answer.h").write_text(HEADER)
     (tmp_path / "answer.cpp").write_text(UNIT)
     return tmp_path
@@ -36,7 +35,7 @@ def test_changed_sources_have_another_library_and_the_old_one_goes(sources):
     (sources / "answer.h").write_text((sources / "answer.h").read_text() + "// changed\n")
     assert native.library_path() != before
     build_native.main()
-    assert list(native.BUILT.iterdir()) == [native.library_path()]
+    assert list((sources / "build").iterdir()) == [native.library_path()]
 
 
 @needs.compiler
@@ -44,7 +43,7 @@ def test_a_unit_that_does_not_compile_leaves_no_library_and_says_why(sources, ca
     (sources / "broken.cpp").write_text("int broken( {\n")
     assert build_native.main() == build_native.EXIT_NOT_BUILT
     assert "broken.cpp" in capsys.readouterr().err
-    assert list(native.BUILT.iterdir()) == []
+    assert list((sources / "build").iterdir()) == []
 
 
 def test_without_a_compiler_one_line_says_what_adds_it(sources, monkeypatch, capsys):

@@ -214,7 +214,7 @@ def test_parquet_without_pyarrow_is_refused_in_words(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     write_usage(tmp_path, "r1")
     assert run("--format", "parquet") == 2
-    assert "pip install 'baton[parquet]'" in capsys.readouterr().err
+    assert "pip install pyarrow" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
