@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from baton.cli import stack
 from baton.cli.key_homes import LocalKeys
 from baton.cli.keys import create_key
 from baton.keys.changes import NewKey
-from baton.localstack import models, plan
+from baton.localstack import kernels, models, plan
 from baton.localstack.home import Home, StackState
 from baton.localstack.models import LocalModel
 from baton.localstack.readiness import stack_reason
@@ -98,17 +98,10 @@ def _up(arguments: argparse.Namespace) -> int:
     with home.lock():
         options = _options(arguments)
         _require_memory(options)
-        _build_missing_kernels(lambda line: print(line, flush=True))
+        kernels.build_missing(lambda line: print(line, flush=True))
         models.link_adapters(home.adapters, options.worker.adapters)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         return asyncio.run(_run(home, plan.make(home, options)))
-
-
-def _build_missing_kernels(say: Callable[[str], None]) -> None:
-    # It imports numpy, which no other command needs.
-    from baton.localstack.kernels import build_missing
-
-    build_missing(say)
 
 
 def _options(arguments: argparse.Namespace) -> plan.Options:

@@ -7,15 +7,19 @@ that `make` calls; this module knows only that one is missing.
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from baton.handoff import page_copy
-from baton.model.cpu import native
 
-# The module that builds a library, and the library.
-_LIBRARIES = (
-    ("baton.model.cpu.build_native", native.library_path),
-    ("baton.handoff.page_copy", page_copy.library_path),
-)
+def _libraries() -> list[tuple[str, Path]]:
+    """The modules that build a library, and the libraries."""
+    # They import numpy, which commands other than `baton up` do without.
+    from baton.handoff import page_copy
+    from baton.model.cpu import native
+
+    return [
+        ("baton.model.cpu.build_native", native.library_path()),
+        ("baton.handoff.page_copy", page_copy.library_path()),
+    ]
 
 
 def build_missing(say: Callable[[str], None]) -> None:
@@ -23,8 +27,8 @@ def build_missing(say: Callable[[str], None]) -> None:
 
     Nothing fails: without a compiler, or when it refuses, plain torch and Python do the work.
     """
-    for module, library_path in _LIBRARIES:
-        if library_path().exists():
+    for module, library in _libraries():
+        if library.exists():
             continue
         command = [sys.executable, "-m", module]
         with subprocess.Popen(

@@ -116,3 +116,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert file.exists(), target
         if anchor:
             assert anchor in anchors(file.read_text()), target
+
+
+def test_the_site_leads_to_every_page() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text()
+    docs = ROOT / "docs"
+    folders = {f"{name}/" for name in re.findall(r": ([\w-]+)/$", nav, re.MULTILINE)}
+    for page in docs.rglob("*.md"):
+        name = page.relative_to(docs).as_posix()
+        assert f": {name}\n" in nav or f"{name.partition('/')[0]}/" in folders, name

@@ -24,7 +24,8 @@ SOURCES = [
     # This file plants references that lead nowhere.
     if path.is_file() and path.suffix in SUFFIXES and path != Path(__file__)
 ] + [path for path in sorted(ROOT.iterdir()) if path.suffix in SUFFIXES or path.name == "Makefile"]
-PAGES = {path.name for path in SOURCES if path.suffix == ".md"}
+# README.md is index.md on the site.
+PAGES = {path.name for path in SOURCES if path.suffix == ".md"} | {"index.md"}
 
 URL = re.compile(r"\w+://\S+")
 # "decision 0010", "decisions 0022 and 0032"; a line break or a link's bracket may stand between.

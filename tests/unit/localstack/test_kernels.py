@@ -8,7 +8,7 @@ def test_a_missing_library_is_built_once_and_its_build_heard(tmp_path, monkeypat
     program = f"import pathlib; print('building'); pathlib.Path({str(built)!r}).touch()"
     (tmp_path / "builder.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(kernels, "_LIBRARIES", (("builder", lambda: built),))
+    monkeypatch.setattr(kernels, "_libraries", lambda: [("builder", built)])
     said: list[str] = []
     kernels.build_missing(said.append)
     kernels.build_missing(said.append)
@@ -16,7 +16,7 @@ def test_a_missing_library_is_built_once_and_its_build_heard(tmp_path, monkeypat
 
 
 def test_a_build_that_fails_is_heard_and_stops_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels, "_LIBRARIES", (("nosuchbuilder", lambda: tmp_path / "x.so"),))
+    monkeypatch.setattr(kernels, "_libraries", lambda: [("nosuchbuilder", tmp_path / "x.so")])
     said: list[str] = []
     kernels.build_missing(said.append)
     assert "nosuchbuilder" in said[-1]
