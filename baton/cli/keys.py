@@ -6,25 +6,34 @@ keys are those of a release of the Helm chart.
 """
 
 import argparse
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from baton.cli.key_homes import ClusterKeys, Keys, LocalKeys
+from baton.cli.parser import nearest
 from baton.keys import changes
 from baton.keys.changes import NewKey
 from baton.keys.homes import RegistryHome
-from baton.localstack.home import Home
-from baton.wire import key_registry
+from baton.localstack.home import ENV_VARIABLE, FOLDER, Home, StackState
+from baton.wire import key_registry, usage_log
 from baton.wire.key_limits import KeyLimits, ModelLimits, OwnerLimits
 from baton.wire.key_registry import KeyRecord, RegistryError
 
 PERIODS = ("day", "month")
+# Of the usage archive, for the time when a key was last used.
+_DAYS_LOOKED_AT = 31
 
 
 def add_parsers(commands: Any) -> None:
     keys = commands.add_parser("keys", help="API keys: create, limit, list, revoke")
-    actions = keys.add_subparsers(dest="action", required=True)
+    words = "create, limit, list or revoke"
+    actions = keys.add_subparsers(dest="action", required=True, metavar=words)
     create = actions.add_parser("create", help="make a key and show it once")
     tenant_help = "ORGANISATION/NAME for a tenant of an organisation"
     create.add_argument("--tenant", required=True, metavar="T", help=tenant_help)
@@ -37,6 +46,8 @@ def add_parsers(commands: Any) -> None:
     create.add_argument("--weight", type=float, default=1.0, metavar="W", help=weight_help)
     identity_help = "jwt:NAME or cert:NAME: tokens and certificates that stand for the key"
     create.add_argument("--identity", default="", metavar="KIND:NAME", help=identity_help)
+    help_text = "make a .baton in this folder for a stack to come"
+    create.add_argument("--new", action="store_true", help=help_text)
     create.set_defaults(run=_create)
     limit = actions.add_parser("limit", help="set the limits of a tenant, an organisation or a key")
     owner = limit.add_mutually_exclusive_group(required=True)
@@ -103,14 +114,42 @@ def create_key(keys: Keys, new: NewKey) -> str:
 
 
 def _keys_of(arguments: argparse.Namespace) -> Keys:
+    """The keys that are meant. Raises RegistryError where no stack is."""
     if arguments.release:
         return ClusterKeys(arguments.release, arguments.namespace)
-    return LocalKeys(Home.of_environment())
+    return LocalKeys(_home(is_new=getattr(arguments, "new", False)))
+
+
+def _home(*, is_new: bool) -> Home:
+    """The stack's folder: the named one, a new one, or the nearest. Raises RegistryError."""
+    home = Home.found()
+    if os.environ.get(ENV_VARIABLE):
+        home = Home.of_environment()
+        home.create()
+    elif is_new:
+        home = Home(Path(FOLDER))
+        home.create()
+    elif home is None:
+        raise RegistryError(
+            f"no stack in {Path.cwd()} or above, so a key would be of no use: go to the folder "
+            "where baton up runs, or name its .baton with --home; --new makes one here"
+        )
+    return home
+
+
+def _check_models(state: StackState | None, names: Sequence[str]) -> None:
+    """Raises RegistryError for a model that the running stack does not serve."""
+    served = state.models if state else []
+    for name in names:
+        if served and name not in served:
+            near = nearest(name, served)
+            hint = f"did you mean {near}?" if near else f"it serves {', '.join(served)}"
+            raise RegistryError(f"--models {name!r}: the running stack does not serve it; {hint}")
 
 
 def _create(arguments: argparse.Namespace) -> int:
-    if not arguments.release:
-        Home.of_environment().create()
+    keys = _keys_of(arguments)
+    state = keys.stack.read_state() if isinstance(keys, LocalKeys) else None
     limits = KeyLimits(**_given_limits(arguments))
     if not 0 <= arguments.priority <= key_registry.MAX_PRIORITY:
         raise RegistryError(
@@ -130,7 +169,13 @@ def _create(arguments: argparse.Namespace) -> int:
         arguments.weight,
         arguments.identity,
     )
-    print(create_key(_keys_of(arguments), new))
+    _check_models(state, models)
+    print(create_key(keys, new), flush=True)
+    if isinstance(keys, LocalKeys):
+        *_, record = keys.home.read().keys.values()
+        runs = "" if state else "; no stack runs there now, it counts from the next start"
+        told = f"{record.key_id}, kept in {keys.stack.root}{runs}"
+        print(f"{told}. The key itself is not shown again." * (not new.identity), file=sys.stderr)
     return 0
 
 
@@ -160,8 +205,6 @@ def _given_limits(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _limit(arguments: argparse.Namespace) -> int:
     keys = _keys_of(arguments)
-    if not arguments.release:
-        Home.of_environment().create()
     record = _limited(keys.home, arguments, _given_limits(arguments))
     keys.publish(record)
     print(_line(record) if isinstance(record, KeyRecord) else _owner_line(record))
@@ -198,12 +241,35 @@ def _changed(before: KeyLimits, model: str, given: dict[str, Any]) -> KeyLimits:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    entries = _keys_of(arguments).home.read()
+    keys = _keys_of(arguments)
+    entries = keys.home.read()
+    used = last_used(keys.stack.usage) if isinstance(keys, LocalKeys) else {}
     for owner in entries.limits.values():
         print(_owner_line(owner))
     for record in entries.keys.values():
-        print(_line(record))
+        times = [f"made={_shown_time(record.created_unix_s)}"]
+        if record.key_id in used:
+            times.append(f"used={_shown_time(used[record.key_id])}")
+        print("  ".join([_line(record), *times]))
+    if not entries.records():
+        print("no keys and no limits yet; make one with: baton keys create --tenant NAME")
     return 0
+
+
+def _shown_time(unix_s: float) -> str:
+    return f"{datetime.fromtimestamp(unix_s).astimezone():%Y-%m-%dT%H:%M}"
+
+
+def last_used(archive: Path) -> dict[str, float]:
+    """When the last request of each key was settled, in Unix seconds; of the latest days only."""
+    used: dict[str, float] = {}
+    for path in usage_log.files(archive)[-_DAYS_LOOKED_AT:] if archive.is_dir() else ():
+        try:
+            for line in usage_log.read_file(path):
+                used[line.key_id] = line.settled_unix_ms / 1000
+        except (OSError, msgspec.MsgspecError):
+            continue
+    return used
 
 
 def _owner_line(owner: OwnerLimits) -> str:
@@ -238,6 +304,8 @@ def _line(record: KeyRecord) -> str:
         f"tenant={record.tenant}",
         *_limits_text(record.limits),
     ]
+    if record.allowed_models:
+        parts.append(f"models={','.join(record.allowed_models)}")
     if record.priority:
         parts.append(f"priority={record.priority}")
     if record.weight != 1:

@@ -17,6 +17,7 @@ from baton.cli.stack import running_state
 from baton.localstack.home import Home, StackState
 from baton.localstack.plan import is_replica
 from baton.localstack.readiness import stack_reason
+from baton.localstack.refusal import Refusal
 
 # Gateways last: their streams migrate while the other services restart.
 ORDER = ("router", "quota", "tokenizer", "prefill", "decode", "gateway")
@@ -25,7 +26,7 @@ _TIMEOUT_S = 600.0
 _POLL_S = 0.1
 
 
-class RollFailed(Exception):
+class RollFailed(Refusal):
     """A replica did not come back; the message names it."""
 
 

@@ -22,12 +22,13 @@ from baton.cli.sizing.worker import (
     Rates,
     Wanted,
 )
+from baton.localstack.refusal import Refusal
 from baton.system.byte_size import format_bytes
 
 _LABEL_CHARS = 26
 
 
-class SizeRefused(Exception):
+class SizeRefused(Refusal):
     """The input is wrong, or nothing fits at all; the message is one line."""
 
 

@@ -25,13 +25,14 @@ from baton.cli.usage_sums import (
     sum_workers,
 )
 from baton.localstack.home import Home
+from baton.localstack.refusal import Refusal
 
 FORMATS = ("table", "csv", "json", "parquet")
 # The share of the uptime by which records and workers may differ.
 TOLERANCE = 0.01
 
 
-class UsageRefused(Exception):
+class UsageRefused(Refusal):
     """The command cannot do what it was asked to; the message says why."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.localstack.ports import LOOPBACK
+from baton.localstack.refusal import Refusal
 from baton.localstack.supervisor import ServiceSpec
 
 ENVOY = "envoy"
@@ -17,7 +18,7 @@ _LONGER_S = 5
 _CONCURRENCY = 2
 
 
-class NoEnvoy(Exception):
+class NoEnvoy(Refusal):
     """Envoy, or a package of its control plane, is not installed; the message says how to."""
 
 

@@ -7,22 +7,26 @@ import fcntl
 import json
 import os
 import secrets
+import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
+from baton.localstack.refusal import Refusal
+
 ENV_VARIABLE = "BATON_HOME"
+FOLDER = ".baton"
 # The kernel limits a socket path to 107 bytes.
 MAX_SOCKET_FOLDER_CHARS = 90
 
 
-class HomeNotWritable(Exception):
+class HomeNotWritable(Refusal):
     """The folder cannot be made or written to; the message is one clear line."""
 
 
-class AlreadyRunning(Exception):
+class AlreadyRunning(Refusal):
     """Another supervisor owns this folder."""
 
 
@@ -33,7 +37,12 @@ class StackState:
     supervisor_pid: int
     base_url: str
     ready: bool = False
-    services: dict[str, dict[str, str | int]] = field(default_factory=dict)
+    services: dict[str, dict[str, str | int | float]] = field(default_factory=dict)
+    web_url: str = ""
+    # Asked to stop: what is open may finish.
+    stopping: bool = False
+    # The names that clients may ask for: models, aliases and adapters.
+    models: list[str] = field(default_factory=list)
 
     def endpoints(self) -> dict[str, str]:
         """The address of each process, by name."""
@@ -63,8 +72,29 @@ class Home:
 
     @classmethod
     def of_environment(cls) -> "Home":
-        """`$BATON_HOME`, or `.baton` in the current folder."""
-        return cls(Path(os.environ.get(ENV_VARIABLE, ".baton")))
+        """`$BATON_HOME`; else the nearest `.baton` here, above, or beside the virtual environment;
+        else `.baton` in the current folder, whether it is there or not."""
+        if named := os.environ.get(ENV_VARIABLE):
+            return cls(Path(named))
+        return cls.found() or cls(Path(FOLDER))
+
+    @classmethod
+    def found(cls) -> "Home | None":
+        """The nearest `.baton` here or above, as git looks for `.git`; else that of the checkout
+        which has the virtual environment; None without either."""
+        here = Path.cwd()
+        for folder in (here, *here.parents, Path(sys.prefix).parent):
+            home = cls(folder / FOLDER)
+            if home.exists():
+                return home
+        return None
+
+    def exists(self) -> bool:
+        """True for a folder in which a stack of this user has run, or may run."""
+        try:
+            return self.logs.is_dir() and self.root.stat().st_uid == os.getuid()
+        except OSError:
+            return False
 
     def create(self) -> None:
         """Make the folders that services write to; readable by the owner only.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.demo_model import demo_model_path
+from baton.localstack.refusal import Refusal
 from baton.model.load.hub_files import FETCHED_PATTERNS, SKIPPED_PATTERNS
 from baton.wire.fingerprint import ADAPTER_FILES
 from baton.wire.limits import ADAPTER_RANKS
@@ -19,7 +20,7 @@ DEMO_MODEL = "baton-demo"
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
-class ModelNotFound(Exception):
+class ModelNotFound(Refusal):
     """A model is not there or not usable; the message is one clear line."""
 
 

@@ -110,6 +110,12 @@ class Options:
             return f"{counts}; name as many, or take fewer workers (--prefill 1 --decode 1)"
         return ""
 
+    @property
+    def public_names(self) -> list[str]:
+        """The names that clients may ask for: models, adapters and aliases."""
+        aliases = (alias.partition("=")[0] for alias in self.aliases)
+        return [*(model.name for model in self.models), *self.worker.adapters, *aliases]
+
     def num_replicas(self, service: str) -> int:
         return self.replicas.get(service, 1)
 

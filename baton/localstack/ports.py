@@ -3,12 +3,14 @@
 import random
 import socket
 
+from baton.localstack.refusal import Refusal
+
 LOOPBACK = "127.0.0.1"
 _FIRST, _LAST = 20_000, 32_000
 _MAX_TRIES = 500
 
 
-class PortTaken(Exception):
+class PortTaken(Refusal):
     """The requested port is in use."""
 
 

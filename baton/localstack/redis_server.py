@@ -5,8 +5,10 @@ import os
 import shutil
 from pathlib import Path
 
+from baton.localstack.refusal import Refusal
 
-class NoRedisServer(Exception):
+
+class NoRedisServer(Refusal):
     """Neither the system nor the environment has a Redis-compatible server."""
 
 

@@ -20,8 +20,8 @@ import uvloop
 from baton.runtime import instruments, logs, peer_tls, telemetry
 from baton.runtime.environment import SettingsError
 from baton.system.clock import Clock, SystemClock
+from baton.system.exit_status import STATUS_MISCONFIGURED
 
-STATUS_MISCONFIGURED = 2
 _log = logs.get("process")
 
 

@@ -109,11 +109,11 @@ def quoted(value: object) -> str:
     return repr(text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + "...")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], least: float = 0.6) -> str:
     """The end of a message about a name that is not known: the nearest one that is, if one is
-    near. Of many only the first are looked at."""
+    near. Of many only the first are looked at. `least`: how alike they are, up to 1."""
     looked_at = list(islice(known, _MAX_LOOKED_AT))
-    nearest = difflib.get_close_matches(name[:MAX_QUOTED_CHARS], looked_at, 1)
+    nearest = difflib.get_close_matches(name[:MAX_QUOTED_CHARS], looked_at, 1, least)
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 

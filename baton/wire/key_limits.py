@@ -22,10 +22,20 @@ MAX_MODELS = 64
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 # Names are parts of Redis hash tags and log lines: no braces, spaces, control characters.
-Name = Annotated[str, msgspec.Meta(pattern=rf"^{_PART}\Z")]
-TenantName = Annotated[str, msgspec.Meta(pattern=rf"^{_PART}(/{_PART})?\Z")]
+_NAME = rf"^{_PART}\Z"
+_TENANT_NAME = rf"^{_PART}(/{_PART})?\Z"
+_MODEL_NAME = r"^[!-:<-~]{1,256}\Z"
+Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
+TenantName = Annotated[str, msgspec.Meta(pattern=_TENANT_NAME)]
 # The scripts find a model's limits in a list that spaces and semicolons divide.
-ModelName = Annotated[str, msgspec.Meta(pattern=r"^[!-:<-~]{1,256}\Z")]
+ModelName = Annotated[str, msgspec.Meta(pattern=_MODEL_NAME)]
+_WORD = "1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit"
+# What a name must be, in words, for messages.
+NAME_RULES = {
+    _NAME: _WORD,
+    _TENANT_NAME: f"NAME or ORGANISATION/NAME; each {_WORD}",
+    _MODEL_NAME: "1 to 256 visible ASCII characters without ';'",
+}
 Limit = Annotated[int, msgspec.Meta(ge=0, le=MAX_LIMIT)]
 Period = Literal["", "day", "month"]
 

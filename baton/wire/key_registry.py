@@ -20,6 +20,7 @@ from typing import Annotated
 import msgspec
 
 from baton.wire.key_limits import (
+    NAME_RULES,
     WHOLE,
     KeyLimits,
     Name,
@@ -29,6 +30,7 @@ from baton.wire.key_limits import (
     owner_key,
     tenant_root,
 )
+from baton.wire.plain_errors import plain
 
 KEY_PREFIX = "bt-"
 # The beginnings of identities: by a token's claim, by a client certificate's name.
@@ -176,7 +178,7 @@ def new_key(
         # msgspec checks constraints on decoding: an unreadable record must not be written.
         return api_key, _decode_record(msgspec.json.encode(record))
     except msgspec.ValidationError as error:
-        raise RegistryError(str(error)) from error
+        raise RegistryError(plain(str(error), NAME_RULES)) from error
 
 
 def _check_identity(identity: str) -> None:
@@ -193,7 +195,7 @@ def owner_limits(level: str, name: str, limits: KeyLimits) -> OwnerLimits:
     try:
         return _decode_owner(msgspec.json.encode(line))
     except msgspec.ValidationError as error:
-        raise RegistryError(str(error)) from error
+        raise RegistryError(plain(str(error), NAME_RULES)) from error
 
 
 def encode(entry: Line) -> bytes:
@@ -271,7 +273,7 @@ def _decoded(where: str, line: bytes) -> Line:
     try:
         return _decode_line(line)
     except msgspec.MsgspecError as error:
-        raise RegistryError(f"{where}: {error}") from error
+        raise RegistryError(f"{where}: {plain(str(error), NAME_RULES)}") from error
 
 
 def principal_key(digest: bytes) -> str:
@@ -316,7 +318,7 @@ def decode_record(data: bytes) -> KeyRecord:
     try:
         return _decode_record(data)
     except msgspec.MsgspecError as error:
-        raise RegistryError(f"stored key record: {error}") from error
+        raise RegistryError(f"stored key record: {plain(str(error), NAME_RULES)}") from error
 
 
 def decode_owner(data: bytes) -> OwnerLimits:
@@ -324,7 +326,7 @@ def decode_owner(data: bytes) -> OwnerLimits:
     try:
         return _decode_owner(data)
     except msgspec.MsgspecError as error:
-        raise RegistryError(f"stored limits: {error}") from error
+        raise RegistryError(f"stored limits: {plain(str(error), NAME_RULES)}") from error
 
 
 def read_secret(path: Path) -> bytes:

@@ -46,6 +46,7 @@ from baton.model.load.tokenizer_file import find_tokenizer_file
 from baton.system.byte_size import parse_bytes
 from baton.system.clock import SystemClock
 from baton.system.cores import num_available_cores
+from baton.system.load_progress import LoadStage, LoadTeller, Tell, untold
 
 EXIT_CANNOT_SERVE = 3
 _AGENT_LIFE_BYTES = 8
@@ -57,15 +58,17 @@ def main(argv: Sequence[str], make: RunnerMaker = make_runner) -> int:
     """Load, then step until the front says Shutdown or is gone. Returns the exit code."""
     link, rest = CoreLink.from_argv(argv)
     options = parse_options(rest)
+    tell = LoadTeller().tell
     torch.set_num_threads(options.threads)
     # Loading collects garbage twice, which takes a third of a second with all of torch among it.
     gc.freeze()
     try:
-        engine = build_engine(options, make)
+        engine = build_engine(options, make, tell)
     except (LoadError, NixlMissing, NixlError) as error:
         link.refuse(str(error))
         return EXIT_CANNOT_SERVE
     _keep_what_is_loaded()
+    tell(LoadStage("warm-up"))
     serve(link, engine)
     return 0
 
@@ -77,7 +80,9 @@ def _keep_what_is_loaded() -> None:
     gc.enable()
 
 
-def build_engine(options: argparse.Namespace, make: RunnerMaker = make_runner) -> Engine:
+def build_engine(
+    options: argparse.Namespace, make: RunnerMaker = make_runner, tell: Tell = untold
+) -> Engine:
     """Load the model and size the pool. Raises LoadError, NixlMissing and NixlError."""
     device = choose_device(options.device)
     host_kv_bytes = options.kv_memory or 0 if device.type == "cpu" else 0
@@ -90,8 +95,10 @@ def build_engine(options: argparse.Namespace, make: RunnerMaker = make_runner) -
         step,
         keeps_float16=device.type == "cuda",
         verifies_weights=options.verify_weights == "on",
+        tell=tell,
     )
     loaded = load_model(options.model, load_options)
+    tell(LoadStage("self check"))
     runner, loaded = make(
         loaded,
         step,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.cli.up import OPENAI_NAMES
+from baton.cli.up_options import OPENAI_NAMES
 from baton.runtime import environment, peer_tls
 from services.quota.bootstrap_key import read_bootstrap_key
 from tests.chart.rendered import CHART

@@ -25,6 +25,7 @@ from baton.model.load.probe import probe_model
 from baton.model.load.quantization import make_whole, quant_method, reading_arguments
 from baton.model.load.refusal import check_config, check_folder, check_rope, check_type
 from baton.model.load.source import LOCAL_REVISION, ModelSource, find_config, find_model
+from baton.model.load.weights_progress import told_weights
 from baton.model.tensors.attention import PAGED, AttentionForm
 from baton.model.tensors.kv_pool import TORCH_DTYPES
 from baton.model.transformers_api import (
@@ -34,6 +35,7 @@ from baton.model.transformers_api import (
     PreTrainedModel,
     logging,
 )
+from baton.system.load_progress import LoadStage, Tell, untold
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.kv_spec import KVSpec
 from baton.wire.pooling import CLASSIFIER_TOKENS
@@ -52,6 +54,7 @@ class LoadOptions:
     largest_step: LargestStep = field(default_factory=LargestStep)
     keeps_float16: bool = False  # the device is as fast in float16 as in bfloat16
     verifies_weights: bool = False
+    tell: Tell = untold
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +94,14 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
     memory.check(source.name, options.kv_bytes)
     with one_line_errors(source.name):
         arguments = reading_arguments(method, config)
-        model = _read_model(source, model_class, dtype, arguments, has_head=has_head)
+        with told_weights(options.tell):
+            model = _read_model(source, model_class, dtype, arguments, has_head=has_head)
+        options.tell(LoadStage("check of its attention"))
         if method is not None:
             make_whole(model, method, dtype)
         pooler = None if pooling is None else make_pooler(source, model, pooling)
         described = _describe(source, model, max_model_len, options, memory)
+        options.tell(LoadStage("digests of its files"))
         fingerprint = model_fingerprint(folder, is_verified=options.verifies_weights)
         return replace(described, fingerprint=fingerprint, pooler=pooler)
 

@@ -57,5 +57,5 @@ def fit_length(loaded: LoadedModel, kv_bytes: int, *, is_length_wanted: bool) ->
     raise LoadError(
         f"model {loaded.source.name}: a KV cache of {format_bytes(kv_bytes)} holds {num_tokens} "
         f"tokens, one sequence may have {loaded.max_model_len}: raise --kv-memory to {needed} "
-        "bytes or lower --max-model-len"
+        f"({-(-needed // 2**20)}MiB) or lower --max-model-len"
     )

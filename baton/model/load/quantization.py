@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from baton.model.load.load_error import LoadError
+from baton.model.load.served_types import UNDECODED_METHODS
 from baton.model.transformers_api import PretrainedConfig, PreTrainedModel
 
 
@@ -30,7 +31,7 @@ SERVED_METHODS = {
     "bitsandbytes": QuantMethod(("accelerate", "bitsandbytes")),
 }
 DECODED_WHILE_READ = {"fp8", "mxfp4", "compressed-tensors"}
-_WHY_REFUSED = dict.fromkeys(("gptq", "awq"), ": gptqmodel, which decodes it, is not supported")
+_WHY_REFUSED = dict.fromkeys(UNDECODED_METHODS, ": gptqmodel, which decodes it, is not supported")
 
 
 def quant_method(name: str, config: dict[str, Any]) -> str | None:

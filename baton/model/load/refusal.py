@@ -10,10 +10,8 @@ from typing import Any
 from torch import nn
 
 from baton.model.load.load_error import LoadError
+from baton.model.load.served_types import SERVED_LAYER_TYPES
 from baton.model.transformers_api import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
-
-# Chunked layers pass here; the probe refuses those whose chunk is shorter than the context.
-SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 
 
 def check_folder(folder: Path, config: dict[str, Any]) -> None:

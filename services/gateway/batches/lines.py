@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from baton.wire.failures import BatonError, ModelNotFound, Unavailable, quoted
+from baton.wire.plain_errors import plain
 from services.gateway.batches.store import BatchStore
 
 # A batch may ask for these; each line for the same one.
@@ -165,7 +166,7 @@ def parse_line(number: int, text: bytes, endpoint: str) -> Line:
         line = msgspec.json.decode(text, type=_Line)
         body = msgspec.json.decode(line.body, type=_Body)
     except msgspec.ValidationError as error:
-        raise LineError("invalid_request", str(error)) from None
+        raise LineError("invalid_request", plain(str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise LineError("invalid_json_line", f"not a JSON object: {error}") from None
     if line.method != "POST":

@@ -15,6 +15,9 @@ from services.gateway.http.response import HttpResponse, error_headers, send_err
 from services.gateway.openai.errors import OPENAI, Dialect
 from services.gateway.request import reports
 
+# How alike two paths are that differ in a letter, or in a beginning of /v1.
+_SAME_PATH = 0.75
+
 
 async def refuse(response: HttpResponse, error: BatonError, dialect: Dialect = OPENAI) -> None:
     """Write a refusal as a whole response."""
@@ -39,7 +42,7 @@ async def http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         failure = InvalidRequest(
-            f"{request.method} is not allowed here", reason="method_not_allowed"
+            f"{request.method} is not allowed here; {_allowed(error)}", reason="method_not_allowed"
         )
     else:
         failure = no_such_path(request.url.path)
@@ -48,10 +51,16 @@ async def http_error(request: Request, error: Exception) -> Response:
     return response
 
 
+def _allowed(error: HTTPException) -> str:
+    allowed = (error.headers or {}).get("Allow", "")
+    return f"allowed are {allowed}" if allowed else "GET / lists the paths"
+
+
 def no_such_path(path: str) -> InvalidRequest:
     """The refusal of a path that nothing answers, with the nearest one that something does."""
-    hint = did_you_mean(path, (*ENDPOINTS, "/v1/models", "/readyz"))
-    return InvalidRequest(f"no such path{hint}", reason="not_found")
+    hint = did_you_mean(path, (*ENDPOINTS, "/v1/models", "/readyz"), _SAME_PATH)
+    elsewhere = "; the API is under /v1, GET / lists it"
+    return InvalidRequest(f"no such path{hint or elsewhere}", reason="not_found")
 
 
 def draining() -> Unavailable:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from baton.wire.failures import MAX_QUOTED_CHARS, InvalidRequest, did_you_mean
+from baton.wire.plain_errors import AT_PATH, MISSING, UNKNOWN, rule
 from services.gateway.openai.limits import MAX_JSON_DEPTH
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -20,10 +21,6 @@ T = TypeVar("T", bound=msgspec.Struct)
 # Field of a feature that is not in this version -> values that ask for nothing. Null always does.
 Unsupported = Mapping[str, tuple[Any, ...]]
 
-# The end of msgspec's messages; before it they may quote the client.
-_AT_PATH = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
-_MISSING = re.compile(r"^Object missing required field `(.+)`$")
-_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.S)
 _NOT_IN_ENUM = "Invalid enum value "
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
@@ -161,13 +158,13 @@ def _same(value: object, accepted: object) -> bool:
 
 
 def _refuse(message: str, fields: dict[str, Any]) -> NoReturn:
-    match = _AT_PATH.search(message)
+    match = AT_PATH.search(message)
     what = message if match is None else message[: match.start()]
     path, key = ("", None) if match is None else (match["path"], match["key"])
-    if missing := _MISSING.match(what):
+    if missing := MISSING.match(what):
         param = f"{path}.{missing[1]}" if path else missing[1]
         raise InvalidRequest(f"{param}: required", param=param)
-    if unknown := _UNKNOWN.match(what):
+    if unknown := UNKNOWN.match(what):
         param = f"{path}.{unknown[1]}" if path else unknown[1]
         raise unsupported_field(param, "no such parameter")
     place = f"a key of {path}" if key else path
@@ -179,8 +176,8 @@ def _expected(what: str, fields: dict[str, Any], path: str, key: str | None) -> 
     value = "" if key or "[...]" in path else described(_value_at(fields, path))
     if what.startswith(_NOT_IN_ENUM):
         return f"got {value}; not one of the values that it may have"
-    expected = what[0].lower() + what[1:].replace("`", "")
-    return expected if "got" in expected or not value else f"got {value}; {expected}"
+    expected = rule(what)
+    return f"got {value}; {expected}" if value else expected
 
 
 def _value_at(fields: dict[str, Any], path: str) -> Any:

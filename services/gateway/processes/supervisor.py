@@ -20,8 +20,9 @@ from functools import partial
 from baton.runtime import logs
 from baton.runtime.admin import start_admin
 from baton.runtime.listening_socket import INHERITED, listening_socket
-from baton.runtime.process import STATUS_MISCONFIGURED, Misconfigured, Process
+from baton.runtime.process import Misconfigured, Process
 from baton.system.clock import Clock
+from baton.system.exit_status import STATUS_MISCONFIGURED
 from baton.system.parent_death import die_with_parent
 from services.gateway.http.shared_listener import ConnectionCounts, ProcessPlace
 from services.gateway.processes.pages import ProcessPages

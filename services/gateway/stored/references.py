@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from baton.wire.failures import InvalidRequest, quoted
+from baton.wire.plain_errors import plain
 from services.gateway.openai import limits
 from services.gateway.openai.generation import Thread
 from services.gateway.openai.responses import is_reference
@@ -62,7 +63,7 @@ def _name_of(item: Any, place: str) -> str:
     try:
         return msgspec.convert(item, _Reference).id
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"{place}: {error}", param=place) from None
+        raise InvalidRequest(f"{place}: {plain(str(error))}", param=place) from None
 
 
 async def _found(store: Store, tenant: str, names: set[str]) -> Items:

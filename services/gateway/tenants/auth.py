@@ -60,8 +60,12 @@ def bearer_key(authorization: str | None) -> str:
         )
     scheme, _, key = authorization.partition(" ")
     key = key.strip()
-    if scheme.lower() != "bearer" or not key or len(key) > MAX_KEY_CHARS:
-        raise AuthenticationFailed("the API key is not valid")
+    if scheme.lower() != "bearer" or not key:
+        raise AuthenticationFailed(
+            "the header Authorization must be 'Bearer <key>', and does not begin with 'Bearer '"
+        )
+    if len(key) > MAX_KEY_CHARS:
+        raise AuthenticationFailed(f"the API key is longer than {MAX_KEY_CHARS} characters")
     return key
 
 

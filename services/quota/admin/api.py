@@ -26,8 +26,9 @@ from baton.keys.secrets import HomeAway
 from baton.runtime import logs
 from baton.wire import key_registry
 from baton.wire.failures import Unavailable
-from baton.wire.key_limits import KeyLimits, OwnerLimits, organisation_of
+from baton.wire.key_limits import NAME_RULES, KeyLimits, OwnerLimits, organisation_of
 from baton.wire.key_registry import KeyRecord, Record, RegistryError
+from baton.wire.plain_errors import plain
 from services.quota.admin.budget_windows import budget_windows
 from services.quota.registry import Registry
 from services.quota.store import Store
@@ -222,7 +223,7 @@ async def _body(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _Refused(400, str(error)) from None
+        raise _Refused(400, plain(str(error), NAME_RULES)) from None
 
 
 def _json(value: Any, status: int = 200) -> Response:

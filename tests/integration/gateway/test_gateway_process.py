@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.runtime.process import STATUS_MISCONFIGURED
+from baton.system.exit_status import STATUS_MISCONFIGURED
 
 
 async def started(tmp_path: Path, **changes: str) -> tuple[int | None, str]:

@@ -1,15 +1,17 @@
 import argparse
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.cli.key_homes import LocalKeys
-from baton.cli.keys import add_parsers, create_key, parse_budget, parse_cost
+from baton.cli.keys import add_parsers, create_key, last_used, parse_budget, parse_cost
 from baton.keys.changes import NewKey
-from baton.localstack.home import Home
+from baton.localstack.home import Home, StackState
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits
 from baton.wire.key_registry import RegistryError
+from baton.wire.usage_log import UsageLine
 
 
 @pytest.mark.parametrize(
@@ -116,10 +118,50 @@ def test_an_identity_is_registered_without_a_key(
     (secret, *_) = key_registry.read_secrets(home.secret)
     assert bytes.fromhex(record.digest) == key_registry.identity_digest(secret, "jwt:acme")
     assert keys("list") == 0
-    assert capsys.readouterr().out.strip() == f"{key_id}  jwt:acme  tenant=acme"
+    shown = capsys.readouterr().out.strip()
+    assert shown.startswith(f"{key_id}  jwt:acme  tenant=acme  models=m  made=2")
 
 
 @pytest.mark.parametrize("identity", ["acme", "jwt:", "ldap:acme", "jwt:" + "x" * 600])
 def test_an_identity_without_a_kind_and_a_name_is_refused(home: Home, identity: str) -> None:
     with pytest.raises(RegistryError):
         keys("create", "--tenant", "acme", "--identity", identity)
+
+
+def test_a_key_for_no_stack_is_refused_unless_a_new_folder_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("BATON_HOME", raising=False)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "elsewhere"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RegistryError, match=r"no stack in .*--home; --new makes one here"):
+        keys("create", "--tenant", "lost")
+    assert not (tmp_path / ".baton").exists()
+    assert keys("create", "--tenant", "early", "--new") == 0
+    assert "it counts from the next start" in capsys.readouterr().err
+    assert len(key_registry.read(tmp_path / ".baton" / "registry.jsonl").keys) == 1
+
+
+def test_a_model_that_the_running_stack_does_not_serve_is_refused(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.create()
+    with home.lock():
+        home.write_state(StackState(1, "http://127.0.0.1:1/v1", models=["baton-demo"]))
+        with pytest.raises(RegistryError, match="did you mean baton-demo"):
+            keys("create", "--tenant", "a", "--models", "baton-dem")
+    assert not key_registry.read(home.registry).keys
+
+
+def test_the_list_says_when_a_key_was_last_used(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.create()
+    keys("create", "--tenant", "a")
+    [record] = key_registry.read(home.registry).keys.values()
+    noon_ms = 1_790_000_000_000
+    line = UsageLine("a", "req_1", record.key_id, "m", noon_ms, 1, 1, "stop")
+    (home.usage / line.file_name).write_bytes(msgspec.json.encode(line) + b"\n")
+    assert last_used(home.usage) == {record.key_id: noon_ms / 1000}
+    keys("list")
+    assert "used=2026-09-2" in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """`baton status`: what the engines of the stack guarantee."""
 
-from baton.cli.stack import model_lines
+from baton.cli.status import model_lines
 from baton.wire.v1 import router_pb2
 
 

@@ -1,28 +1,28 @@
-"""`baton top`: what a look at the fleet shows."""
+"""`baton top`: what a look at the fleet shows, and its live view on a small terminal."""
 
-import os
-import re
+from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.widgets import DataTable, Static
 
-from baton.cli.top import on_screen, render
-from baton.localstack.fleet_view import (
-    FleetView,
-    GatewayRow,
-    Healed,
-    Latency,
-    WorkerRow,
-)
-from baton.localstack.home import StackState
+from baton.cli.top import app as app_module
+from baton.cli.top import render
+from baton.cli.top.app import FleetApp, TraceScreen
+from baton.cli.top.look import Look, look
+from baton.localstack.exposition import Samples
+from baton.localstack.fleet_view import FleetView, GatewayRow, Healed, Latency, Reading, WorkerRow
+from baton.localstack.home import Home, StackState
 
 STATE = StackState(1, "http://127.0.0.1:8080/v1")
 REQUEST = {
-    "request_id": "req-1", "tenant": "acme", "stage": "decode", "age_s": 1.25,
-    "num_prompt_tokens": 40, "num_output_tokens": 7, "workers": ["decode-1"],
+    "request_id": "req_34e36727063cd9548409a2510f9420ec", "tenant": "acme", "stage": "decode",
+    "age_s": 1.25, "num_prompt_tokens": 40, "num_output_tokens": 7, "workers": ["decode-1"],
+    "model": "demo",
 }  # fmt: skip
 
 
-def view(**changes: object) -> FleetView:
+def a_look(requests: tuple[dict[str, Any], ...] = (REQUEST,), **changes: object) -> Look:
     parts: dict[str, object] = {
         "gateways": [GatewayRow("gateway", True, num_open=3, requests_per_s=2.5)],
         "workers": [
@@ -36,47 +36,103 @@ def view(**changes: object) -> FleetView:
         "token_gap": Latency(None, None),
         "healed": Healed(2, 1, 0, 0, 0),
     }
-    return FleetView(**{**parts, **changes})  # type: ignore[arg-type]
+    view = FleetView(**{**parts, **changes})  # type: ignore[arg-type]
+    return Look(STATE, view, requests, {"decode-1": 12e6})
 
 
-def test_a_look_shows_workers_requests_and_what_was_healed() -> None:
-    text = "\n".join(render(view(), [REQUEST], STATE))
+def test_a_look_shows_workers_handoffs_requests_and_what_was_healed() -> None:
+    text = "\n".join(render(a_look()))
     assert "3 open  1 queued  2.5/s" in text
     assert "p50 20 ms  p95 50 ms" in text
     assert "2 streams migrated" in text
-    assert "██████······  50%" in text
-    assert "decode-2  down" in text
-    assert "req-1" in text
+    assert "████····  50%" in text
+    assert "12 MB/s" in text
+    assert REQUEST["request_id"] in text
+    assert "DOWN      decode-2" in text
     assert "VIOLATIONS" not in text
-    assert "DOWN" not in text
 
 
 def test_violations_and_dead_services_stand_out() -> None:
-    text = "\n".join(render(view(violations={"leased": 2}, others={"quota": False}), [], STATE))
+    text = "\n".join(render(a_look((), violations={"leased": 2}, others={"quota": False})))
     assert "VIOLATIONS leased 2" in text
-    assert "DOWN      quota" in text
+    assert "DOWN      quota, decode-2" in text
     assert "no open requests" in text
 
 
-def test_a_line_or_a_look_that_is_too_long_is_cut_to_the_terminal() -> None:
-    lines = render(view(), [REQUEST] * 40, STATE)
-    screen = on_screen(lines, os.terminal_size((60, 12)))
-    rows = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen).split("\n")
-    assert len(rows) == 12
-    assert max(map(len, rows)) == 60
+def test_models_have_a_column_only_where_there_are_several() -> None:
+    assert "model" not in "\n".join(render(a_look())).split()
+    two = [WorkerRow("decode-1", True, "decode", "demo"), WorkerRow("decode-2", True, model="big")]
+    assert {"model", "big"} <= set("\n".join(render(a_look(workers=two))).split())
 
 
-def test_what_is_down_is_red_and_without_colours_nothing_is(
-    monkeypatch: pytest.MonkeyPatch,
+def test_bytes_of_handoffs_are_those_that_came_between_two_reads() -> None:
+    page = 'baton_handoff_bytes_total{{direction="received",transport="shm"}} {}\n'
+    before = Reading(10.0, {"decode-1": Samples.of_page(page.format(1000))})
+    after = Reading(12.0, {"decode-1": Samples.of_page(page.format(5000))})
+    assert look(STATE, before, after, []).handoff_per_s == {"decode-1": 2000.0}
+
+
+class StillLooks:
+    """In place of the scraper: an app that is shown the same look each time."""
+
+    def read(self, state: StackState) -> Reading:
+        return Reading(0.0, {})
+
+    def open_requests(self, state: StackState) -> list[dict[str, Any]]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetApp:
+    """The live view on requests of three ages, of a stack that runs."""
+    requests = tuple(
+        REQUEST | {"request_id": f"req_{age}", "age_s": float(age)} for age in (2, 30, 11)
+    )
+    monkeypatch.setattr(app_module, "Scraper", StillLooks)
+    monkeypatch.setattr(app_module.looks, "look", lambda *_: a_look(requests))
+    monkeypatch.setattr(Home, "read_state", lambda _: STATE)
+    return FleetApp(Home(tmp_path), 0.01)
+
+
+def shown_ids(app: FleetApp) -> list[str]:
+    table = app.query_one("#requests", DataTable)
+    return [str(table.get_row_at(at)[0]) for at in range(table.row_count)]
+
+
+async def test_the_oldest_request_comes_first_until_another_order_is_asked_for(
+    fleet: FleetApp,
 ) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    lines, size = render(view(), [], STATE), os.terminal_size((120, 50))
-    assert "\x1b[31mdecode-2  down" in on_screen(lines, size)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[31m" not in on_screen(lines, size)
+    async with fleet.run_test(size=(80, 24)) as pilot:
+        while not shown_ids(fleet):
+            await pilot.pause()
+        assert shown_ids(fleet) == ["req_30", "req_11", "req_2"]
+        for column in ("requests", "workers"):
+            table = fleet.query_one(f"#{column}", DataTable)
+            assert table.virtual_size.width <= 80
+        await pilot.press("r")
+        while shown_ids(fleet)[0] != "req_2":
+            await pilot.pause()
 
 
-def test_many_requests_are_cut_to_a_screen() -> None:
-    lines = render(view(), [REQUEST] * 40, STATE)
-    assert lines[-1] == "and 25 more"
-    assert len(lines) < 30
+async def test_enter_opens_a_trace_and_q_comes_back_and_then_ends(fleet: FleetApp) -> None:
+    async with fleet.run_test(size=(80, 24)) as pilot:
+        while not shown_ids(fleet):
+            await pilot.pause()
+        await pilot.press("down", "enter")
+        while not isinstance(fleet.screen, TraceScreen):
+            await pilot.pause()
+        # The view behind goes on.
+        num_looks = fleet.num_looks
+        while fleet.num_looks == num_looks:
+            await pilot.pause(0.01)
+        await pilot.press("q")
+        while isinstance(fleet.screen, TraceScreen):
+            await pilot.pause()
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert "the waterfall of the request" in str(fleet.screen.query_one(Static).render())
+        await pilot.press("q", "q")
+    assert fleet.return_code == 0

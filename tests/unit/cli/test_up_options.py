@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli import __main__ as cli
-from baton.cli import up
+from baton.cli import up_options
 
 
 def baton(monkeypatch: pytest.MonkeyPatch, home: Path, *arguments: str) -> int | str | None:
@@ -190,5 +190,5 @@ def test_the_first_model_has_openais_names_unless_they_are_taken(
     options: list[str], served: list[str], names: list[str]
 ) -> None:
     parser = argparse.ArgumentParser()
-    up.add_parsers(parser.add_subparsers())
-    assert list(up._aliases(parser.parse_args(["up", *options]), served)) == names
+    up_options.add_options(parser)
+    assert list(up_options.aliases(parser.parse_args(options), served)) == names

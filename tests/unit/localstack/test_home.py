@@ -11,6 +11,33 @@ from baton.localstack.models import ModelNotFound, resolve
 from baton.localstack.ports import free_ports
 
 
+def test_a_stack_is_found_from_any_folder_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BATON_HOME", raising=False)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "elsewhere" / ".venv"))
+    below = tmp_path / "checkout" / "docs" / "deep"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert Home.found() is None
+    assert Home.of_environment().root == below / ".baton"
+    # The folder of another program is not a stack's.
+    (tmp_path / "checkout" / ".baton").mkdir()
+    assert Home.found() is None
+    Home(tmp_path / "checkout" / ".baton").create()
+    assert Home.of_environment().root == tmp_path / "checkout" / ".baton"
+
+
+def test_far_from_every_stack_that_of_the_environments_checkout_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BATON_HOME", raising=False)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "checkout" / ".venv"))
+    Home(tmp_path / "checkout" / ".baton").create()
+    monkeypatch.chdir("/")
+    assert Home.of_environment().root == tmp_path / "checkout" / ".baton"
+
+
 def test_a_folder_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
     home = Home(tmp_path / "b")
     home.create()

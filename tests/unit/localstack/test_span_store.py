@@ -1,7 +1,6 @@
 from pathlib import Path
 
 from baton.localstack.span_store import SpanStore, StoredSpan, spans_of_export
-from baton.localstack.waterfall import render
 
 
 def span(span_id: str, parent: str = "", name: str = "s", **more) -> StoredSpan:
@@ -67,35 +66,3 @@ def test_what_the_sdk_exports_can_be_read_back() -> None:
     assert inner.parent_id == parent.span_id
     assert parent.attributes == {"n": "3"}
     assert parent.request_id == "r9"
-
-
-def test_waterfall_shows_children_below_parents_with_service_and_time() -> None:
-    text = render(
-        [
-            span("a", name="gateway.request", end_ns=10_000_000),
-            span("c", "b", "decode", service="decode-worker", start_ns=5_000_000, end_ns=9_000_000),
-            span("b", "a", "pick", start_ns=1_000_000, end_ns=2_000_000, failed=True),
-        ]
-    )
-    lines = text.splitlines()
-    assert "10.0 ms" in lines[0]
-    assert "r1" in lines[0]
-    assert [word for line in lines[1:] for word in line.split()[1:2]] == [
-        "gateway.request",
-        "pick",
-        "decode",
-    ]
-    assert "FAILED" in lines[2]
-    assert "4.00 ms" in lines[3]
-
-
-def test_children_of_a_span_that_was_not_exported_go_below_the_request_in_order_of_time() -> None:
-    text = render(
-        [
-            span("a", name="gateway.request", end_ns=10_000_000),
-            span("d", "a", "move", start_ns=5_000_000, end_ns=6_000_000),
-            span("c", "killed", "handoff", start_ns=2_000_000, end_ns=3_000_000),
-        ]
-    )
-    names = [line.split()[1] for line in text.splitlines()[1:]]
-    assert names == ["gateway.request", "handoff", "move"]
