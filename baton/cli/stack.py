@@ -72,6 +72,7 @@ def _status(_: argparse.Namespace) -> int:
     for model in models:
         print("", *model_lines(model), sep="\n")
     print(f"\nbase URL {state.base_url}  {'not ready: ' + reason if reason else 'ready'}")
+    print(f"web page {state.web_url}")
     return 1 if reason else 0
 
 

@@ -36,6 +36,8 @@ def _trace(arguments: argparse.Namespace) -> int:
             return 0
         spans = _wait_for(store, arguments.request_id)
     print(render(spans, width=max(shutil.get_terminal_size((120, 24)).columns, 80)))
+    if spans and (state := home.read_state()) is not None:
+        print(f"in the browser: {state.web_url}#/requests/{spans[0].request_id}")
     return 0 if spans else 1
 
 

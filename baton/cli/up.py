@@ -229,18 +229,10 @@ def _require_memory(options: plan.Options) -> None:
 
 async def _run(home: Home, made: plan.Plan) -> int:
     supervisor = Supervisor(made.services, home.logs, lambda line: print(line, flush=True))
-    state = StackState(os.getpid(), made.base_url)
+    state = StackState(os.getpid(), made.base_url, web_url=made.web_url)
 
     def save() -> None:
-        pids = supervisor.pids()
-        state.services = {
-            spec.name: {
-                "pid": pids.get(spec.name, 0),
-                "endpoint": spec.endpoint,
-                "metrics_url": spec.metrics_url,
-            }
-            for spec in made.services
-        }
+        state.services, state.stopping = supervisor.rows(), supervisor.is_stopping
         home.write_state(state)
 
     supervisor.on_change = save
@@ -312,6 +304,7 @@ async def _until_ready(
 def _write_dev_env(home: Home, made: plan.Plan) -> None:
     """Write BASE_URL, API_KEY and METRICS_URL; a key of the last run that is still valid stays."""
     secret = key_registry.ensure_secret(home.secret)
+    key_registry.ensure_secret(home.admin_token)
     api_key = home.read_dev_env().get("API_KEY", "")
     digest = key_registry.key_digest(secret, api_key).hex()
     records = key_registry.live_keys(key_registry.read(home.registry).keys.values())

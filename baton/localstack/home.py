@@ -33,7 +33,10 @@ class StackState:
     supervisor_pid: int
     base_url: str
     ready: bool = False
-    services: dict[str, dict[str, str | int]] = field(default_factory=dict)
+    services: dict[str, dict[str, str | int | float]] = field(default_factory=dict)
+    web_url: str = ""
+    # Asked to stop: what is open may finish.
+    stopping: bool = False
 
     def endpoints(self) -> dict[str, str]:
         """The address of each process, by name."""
@@ -49,6 +52,8 @@ class Home:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self.secret = self.root / "secret"
+        # Of quota's admin API, for the web page.
+        self.admin_token = self.root / "admin-token"
         self.registry = self.root / "registry.jsonl"
         self.dev_env = self.root / "dev.env"
         self.logs = self.root / "logs"

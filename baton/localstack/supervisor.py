@@ -48,6 +48,7 @@ class _Child:
     spec: ServiceSpec
     process: asyncio.subprocess.Process | None = None
     num_restarts: int = 0
+    started_unix_s: float = 0.0
     stopping: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -62,6 +63,7 @@ class Supervisor:
         self._log_folder = log_folder
         self._announce = announce
         self._ready = False
+        self.is_stopping = False
         self._failure: StartFailed | None = None
         self.on_change: Callable[[], None] = lambda: None
 
@@ -89,8 +91,24 @@ class Supervisor:
             if child.process is not None and child.process.returncode is None
         }
 
+    def rows(self) -> dict[str, dict[str, str | int | float]]:
+        """The services as the state file has them; pid 0 = it does not run now."""
+        pids = self.pids()
+        return {
+            child.spec.name: {
+                "pid": pids.get(child.spec.name, 0),
+                "endpoint": child.spec.endpoint,
+                "metrics_url": child.spec.metrics_url,
+                "started_unix_s": child.started_unix_s,
+                "num_restarts": child.num_restarts,
+            }
+            for child in self._children
+        }
+
     async def stop(self) -> None:
         """Drain by rank: SIGTERM, wait, and SIGKILL for a process that does not end in time."""
+        self.is_stopping = True
+        self.on_change()
         for rank in sorted({child.spec.stop_rank for child in self._children}):
             group = [child for child in self._children if child.spec.stop_rank == rank]
             for child in group:
@@ -104,6 +122,7 @@ class Supervisor:
 
     def kill(self) -> None:
         """End everything at once."""
+        self.is_stopping = True
         for child in self._children:
             child.stopping = True
             self._signal(child, signal.SIGKILL)
@@ -140,6 +159,7 @@ class Supervisor:
             )
         if child.stopping:
             self._signal(child, signal.SIGKILL)
+        child.started_unix_s = time.time()
         self.on_change()
         status = await child.process.wait()
         self.on_change()
