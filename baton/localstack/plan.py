@@ -255,6 +255,7 @@ def _add_quota(builder: Builder, home: Home, options: Options, redis_url: str) -
         "redis_url": redis_url,
         "registry_file": str(home.registry),
         "usage_dir": str(home.usage),
+        "secret_file": str(home.secret),
         "api_token_file": str(home.admin_token),
         "drain_s": str(DRAIN_S),
     }
