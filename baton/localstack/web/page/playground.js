@@ -21,7 +21,7 @@ export function playgroundView() {
   const send = node("button", { class: "primary", type: "submit" }, "Send");
   const problem = node("p", { class: "bad", role: "alert", hidden: true });
   const welcome = node("div", { class: "welcome" },
-    node("h1", {}, "Talk to the model"),
+    node("h2", {}, "Talk to the model"),
     node("p", {}, "Each answer shows its life below it: which worker read the prompt, how its KV cache was handed over, and every token of the worker that writes. Kill that worker in mid-sentence and watch the stream go on."),
     node("div", { class: "starters" }, ...STARTERS.map((starter) => node("button", { type: "button", onclick: () => { text.value = starter; submit(); } }, starter))));
 
@@ -91,7 +91,7 @@ export function playgroundView() {
   ask("/api/models").then((found) => settings.fill(found), (error) => { problem.hidden = false; say(problem, error.message); });
   const side = node("aside", { class: "settings card", "aria-label": "Settings" },
     node("div", { class: "row" }, node("h2", { class: "grow" }, "Settings"), clear), settings.element, crowd.element);
-  const element = node("div", { class: "playground" },
+  const element = node("div", { class: "playground" }, node("h1", { class: "unseen" }, "Playground"),
     node("div", { class: "grow" }, welcome, thread, node("div", { class: "composer" }, problem, form)), side);
   return { element, title: "Playground", leave: crowd.leave, entered: () => text.focus() };
 }

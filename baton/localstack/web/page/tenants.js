@@ -45,7 +45,7 @@ const columns = (done) => [
   { name: "limits", text: (row) => limitsText(row.limits) },
   { name: "models", wide: 2, width: "14%", text: (row) => row.allowed_models.join(", ") || "all" },
   { name: "made", wide: 1, width: "6.5rem", text: (row) => new Date(row.created_unix_s * 1000).toLocaleDateString("en-GB") },
-  { name: "", width: "6.6rem", number: true, make: (row) => node("span", {}, row.revoked ? node("span", { class: "tag bad" }, "revoked") : revokeButton(row, done)), sync: () => {} },
+  { name: "state", width: "6.6rem", number: true, make: (row) => node("span", {}, row.revoked ? node("span", { class: "tag bad" }, "revoked") : revokeButton(row, done)), sync: () => {} },
 ];
 
 function budget(window) {

@@ -53,7 +53,7 @@ function pickTable(pick, number, total) {
   }
   rows.push(...pick.others.map((choice) => rowOf(choice, "", "")));
   const notes = [pick.remark, ...Object.entries(pick.left_out).map(([worker, reason]) => `${worker} left out: ${reason}`), pick.num_omitted ? `${pick.num_omitted} more choices not shown` : ""].filter(Boolean);
-  return node("div", { class: "picks card" },
+  return node("div", { class: "picks card", tabindex: "0", role: "region", "aria-label": `Pick ${number}` },
     node("table", { "aria-label": `Choices of pick ${number}` },
       node("thead", {}, node("tr", {}, node("th", { scope: "col" }, total > 1 ? `pick ${number} of ${total}` : "workers"), node("th", { scope: "col" }, "cached tokens"),
         ...used.map(([part, title]) => node("th", { scope: "col", title }, part.replace("_", " "))))),

@@ -26,7 +26,7 @@ export function workerView(name) {
   const since = node("span", { class: "tag" });
   const open = openTable("None of its requests is open.", 30);
   const recent = recentTable("None of its requests is kept.", 50);
-  const log = node("pre", { class: "code log", tabindex: "0", "aria-label": `Log of ${name}` });
+  const log = node("pre", { class: "code log", tabindex: "0", role: "region", "aria-label": `Log of ${name}` });
   const switcher = windowSwitch();
   let isLeft = false, timer = 0, lastLine = "";
 
