@@ -111,13 +111,16 @@ export class Answer {
     this.life.nowS = this.endS ?? nowS();
     this.lanes.update(this.life);
     const { ticks, startS, picks } = this.life;
-    const first = ticks.length ? ticks[0] - startS : null;
+    // Once the gateway has told, its times count: a browser may have been busy.
+    const told = this.row;
+    const first = told?.first_token_s ?? (ticks.length ? ticks[0] - startS : null);
     const seconds = ticks.length > 1 ? ticks.at(-1) - ticks[0] : 0;
+    const speed = told ? told.tokens_per_s : seconds ? (ticks.length - 1) / seconds : null;
     const last = picks.at(-1);
     const fact = (name, value) => node("span", {}, name, " ", node("b", {}, value));
     const parts = [];
     if (first !== null) parts.push(fact("first token", time(first)));
-    if (seconds) parts.push(fact("speed", `${rate((ticks.length - 1) / seconds)} tok/s`));
+    if (speed !== null) parts.push(fact("speed", `${rate(speed)} tok/s`));
     parts.push(fact("tokens", count(this.usage?.completion_tokens ?? ticks.length)));
     if (this.usage) parts.push(fact("cached", `${count(this.usage.prompt_tokens_details?.cached_tokens ?? 0)} of ${count(this.usage.prompt_tokens)} prompt tokens`));
     if (last) parts.push(fact("workers", last.prefill ? `${last.prefill} ⇢ ${picks.map((pick) => pick.decode).join(" → ")}` : last.decode));
@@ -161,6 +164,7 @@ export class Answer {
     if (picks.length > this.life.picks.length && this.life.picks.length && this.kill.disabled) this.kill.disabled = false;
     if (picks.length) this.life.picks = picks;
     if (this.isOver && found.spans.length) this.life.spans = found.spans;
+    if (this.isOver) this.row = found.row;
     this.#drawSoon();
   }
 

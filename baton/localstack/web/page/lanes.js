@@ -47,6 +47,7 @@ export class Lanes {
     if (first === null) return;
     const part = first / total;
     this.axisFirst.classList.toggle("near", part < 0.12);
+    this.axisFirst.classList.toggle("far", part > 0.8);
     this.axisFirst.style.left = `${part * 100}%`;
     say(this.axisFirst, `first token ${time(first)}`);
     // Both labels need their room.
