@@ -159,6 +159,7 @@ async def _until_ready(
 def _write_dev_env(home: Home, made: plan.Plan) -> None:
     """Write BASE_URL, API_KEY and METRICS_URL; a key of the last run that is still valid stays."""
     secret = key_registry.ensure_secret(home.secret)
+    key_registry.ensure_secret(home.admin_token)
     api_key = home.read_dev_env().get("API_KEY", "")
     digest = key_registry.key_digest(secret, api_key).hex()
     records = key_registry.live_keys(key_registry.read(home.registry).keys.values())

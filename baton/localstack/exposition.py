@@ -1,12 +1,14 @@
 """A metrics page in Prometheus' text format as numbers: sums and quantiles over labels."""
 
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
 _Labels = Mapping[str, str]
+_NAME = re.compile("[{ ]")
 
 
 class Samples:
@@ -16,9 +18,14 @@ class Samples:
         self._of_name: dict[str, list[tuple[_Labels, float]]] = defaultdict(list)
 
     @classmethod
-    def of_page(cls, text: str) -> "Samples":
-        """The samples of `text`. Raises ValueError when it is not a metrics page."""
+    def of_page(cls, text: str, names: Collection[str] = ()) -> "Samples":
+        """The samples of `text`, or those of them that have one of `names`: parsing is what a look
+        at a page costs. Raises ValueError when it is not a metrics page."""
         samples = cls()
+        if names:
+            text = "".join(
+                f"{line}\n" for line in text.splitlines() if _NAME.split(line, 1)[0] in names
+            )
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 samples._of_name[sample.name].append((sample.labels, sample.value))

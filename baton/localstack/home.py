@@ -58,6 +58,8 @@ class Home:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self.secret = self.root / "secret"
+        # Of quota's admin API, for the web page.
+        self.admin_token = self.root / "admin-token"
         self.registry = self.root / "registry.jsonl"
         self.dev_env = self.root / "dev.env"
         self.logs = self.root / "logs"

@@ -6,11 +6,12 @@ under the names that each service declares in its settings.py.
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from baton.localstack import redis_server
+from baton.localstack.builder import Builder
 from baton.localstack.edge import ENVOY, EdgePorts, edge_services, require_envoy
 from baton.localstack.home import Home
 from baton.localstack.models import LocalModel, largest_rank
@@ -182,49 +183,6 @@ def is_replica(name: str, service: str) -> bool:
     return name == service or name.startswith(f"{service}-")
 
 
-class _Builder:
-    """Collects services; hands out ports and each one's common settings."""
-
-    def __init__(self, home: Home, spans_endpoint: str, ports: list[int]) -> None:
-        self.home = home
-        self.spans_endpoint = spans_endpoint
-        self._ports = ports
-        self.services: list[ServiceSpec] = []
-
-    def next_port(self) -> int:
-        return self._ports.pop()
-
-    def add(
-        self,
-        name: str,
-        module: str,
-        stop_rank: int,
-        settings: dict[str, str],
-        port: int = 0,
-        gpus: str = "",
-    ) -> str:
-        """Add one of our services; returns its endpoint. A variable is `prefix` and a key."""
-        prefix = settings.pop("prefix")
-        endpoint = f"{LOOPBACK}:{port or self.next_port()}"
-        admin = f"{LOOPBACK}:{self.next_port()}"
-        settings = {"listen": endpoint, "admin_listen": admin, **settings}
-        environment = {f"{prefix}{key}".upper(): value for key, value in settings.items()}
-        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = self.spans_endpoint
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = gpus
-        self.services.append(
-            ServiceSpec(
-                name,
-                [sys.executable, "-m", module],
-                environment,
-                stop_rank,
-                endpoint,
-                f"http://{admin}/metrics",
-            )
-        )
-        return endpoint
-
-
 def make(home: Home, options: Options) -> Plan:
     """Make the plan. Raises PortTaken, NoRedisServer and NoEnvoy."""
     if options.edge:
@@ -235,8 +193,11 @@ def make(home: Home, options: Options) -> Plan:
         )
     num_services = 3 + sum(map(options.num_replicas, REPLICATED)) + options.num_workers
     num_services += 2 if options.edge else 0
-    ports = free_ports(2 * num_services)
-    builder = _Builder(home, f"http://{LOOPBACK}:{ports.pop()}", ports)
+    ports = free_ports(2 * num_services + options.num_replicas("quota") + 1)
+    builder = Builder(home, f"http://{LOOPBACK}:{ports.pop()}", ports)
+    # Its own port or a drawn one; the page's is the next, so that bookmarks stay true.
+    options = replace(options, port=options.port or builder.next_port())
+    web = f"{LOOPBACK}:{builder.port_after(options.port)}"
     _add_spans(builder, home, options)
     redis_url = _add_redis(builder, home)
     quota = _add_quota(builder, home, options, redis_url)
@@ -249,14 +210,14 @@ def make(home: Home, options: Options) -> Plan:
     ]
     router = _add_router(builder, options, workers)
     dialled = {"quota": quota, "tokenizer": tokenizer, "router": router, "store_url": redis_url}
-    _add_gateway(builder, home, options, dialled)
+    _add_gateway(builder, home, options, dialled, f"http://{web}/#/requests/")
     if options.edge:
         _add_edge(builder, options)
-    _add_web(builder, home)
+    _add_web(builder, home, web)
     return Plan(options, builder.services)
 
 
-def _add_spans(builder: _Builder, home: Home, options: Options) -> None:
+def _add_spans(builder: Builder, home: Home, options: Options) -> None:
     endpoint = builder.spans_endpoint.removeprefix("http://")
     environment = {
         "BATON_SPANS_LISTEN": endpoint,
@@ -269,14 +230,18 @@ def _add_spans(builder: _Builder, home: Home, options: Options) -> None:
     builder.services.append(ServiceSpec("spans", argv, environment, _STOP_SPANS, endpoint))
 
 
-def _add_web(builder: _Builder, home: Home) -> None:
-    endpoint = f"{LOOPBACK}:{builder.next_port()}"
-    environment = {"BATON_WEB_LISTEN": endpoint, "BATON_WEB_HOME": str(home.root)}
+def _add_web(builder: Builder, home: Home, endpoint: str) -> None:
+    quota = next(spec for spec in builder.services if is_replica(spec.name, "quota"))
+    environment = {
+        "BATON_WEB_LISTEN": endpoint,
+        "BATON_WEB_HOME": str(home.root),
+        "BATON_WEB_QUOTA_API": quota.environment["BATON_QUOTA_API_LISTEN"],
+    }
     argv = [sys.executable, "-m", "baton.localstack.web"]
     builder.services.append(ServiceSpec(WEB, argv, environment, _STOP_SPANS, endpoint))
 
 
-def _add_redis(builder: _Builder, home: Home) -> str:
+def _add_redis(builder: Builder, home: Home) -> str:
     socket = home.socket_folder() / "redis.sock"
     argv = redis_server.server_command(redis_server.find_server(), home.redis, socket)
     url = f"unix://{socket}"
@@ -290,21 +255,25 @@ def _replica_names(service: str, options: Options) -> list[str]:
     return [service] if count == 1 else [f"{service}-{number + 1}" for number in range(count)]
 
 
-def _add_quota(builder: _Builder, home: Home, options: Options, redis_url: str) -> str:
+def _add_quota(builder: Builder, home: Home, options: Options, redis_url: str) -> str:
     settings = {
         "prefix": "BATON_QUOTA_",
         "redis_url": redis_url,
         "registry_file": str(home.registry),
         "usage_dir": str(home.usage),
+        "secret_file": str(home.secret),
+        "api_token_file": str(home.admin_token),
         "drain_s": str(DRAIN_S),
     }
     names = _replica_names("quota", options)
+    own = [settings | {"api_listen": f"{LOOPBACK}:{builder.next_port()}"} for _ in names]
     return ",".join(
-        builder.add(name, "services.quota", _STOP_REST, dict(settings)) for name in names
+        builder.add(name, "services.quota", _STOP_REST, each)
+        for name, each in zip(names, own, strict=True)
     )
 
 
-def _add_tokenizer(builder: _Builder, options: Options) -> str:
+def _add_tokenizer(builder: Builder, options: Options) -> str:
     models = ",".join(f"{model.name}={model.folder}" for model in options.models)
     settings = {
         "prefix": "BATON_TOKENIZER_",
@@ -317,7 +286,7 @@ def _add_tokenizer(builder: _Builder, options: Options) -> str:
     )
 
 
-def _add_router(builder: _Builder, options: Options, workers: list[str]) -> str:
+def _add_router(builder: Builder, options: Options, workers: list[str]) -> str:
     names = _replica_names("router", options)
     ports = [builder.next_port() for _ in names]
     all_routers = ",".join(f"{LOOPBACK}:{port}" for port in ports)
@@ -334,7 +303,7 @@ def _add_router(builder: _Builder, options: Options, workers: list[str]) -> str:
 
 
 def _add_gateway(
-    builder: _Builder, home: Home, options: Options, dialled: Mapping[str, str]
+    builder: Builder, home: Home, options: Options, dialled: Mapping[str, str], trace_url: str
 ) -> None:
     """Add the gateways. The first listens on the port of `options`, the others on free ports;
     behind Envoy all listen on free ports."""
@@ -351,15 +320,15 @@ def _add_gateway(
             "unready_s": str(UNREADY_S if len(names) > 1 else 0.0),
             "num_proxies": str(int(options.edge)),
             "cors_origins": ",".join(_LOOPBACK_ORIGINS),
+            "trace_url": trace_url,
             "drain_s": str(DRAIN_S),
         }
         port = 0 if number or options.edge else options.port
         builder.add(name, "services.gateway", _STOP_GATEWAY, settings, port=port)
 
 
-def _add_edge(builder: _Builder, options: Options) -> None:
-    http = options.port or builder.next_port()
-    ports = EdgePorts(http, builder.next_port(), builder.next_port(), builder.next_port())
+def _add_edge(builder: Builder, options: Options) -> None:
+    ports = EdgePorts(options.port, builder.next_port(), builder.next_port(), builder.next_port())
     gateways = [spec.endpoint for spec in builder.services if is_replica(spec.name, "gateway")]
     builder.services += edge_services(
         ports, gateways, builder.spans_endpoint, DRAIN_S, _STOP_GATEWAY
@@ -367,7 +336,7 @@ def _add_edge(builder: _Builder, options: Options) -> None:
 
 
 def _add_workers(
-    builder: _Builder, model: LocalModel, options: Options, gpus: Iterator[str]
+    builder: Builder, model: LocalModel, options: Options, gpus: Iterator[str]
 ) -> list[str]:
     """Add the workers of one model; each takes its `gpus`, where there are any."""
     suffix = f"-{model.name.replace('/', '-')}" if len(options.models) > 1 else ""

@@ -4,7 +4,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -31,10 +31,10 @@ class Scraper:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def read(self, state: StackState) -> Reading:
-        """Read every metrics page."""
+    def read(self, state: StackState, names: Collection[str] = ()) -> Reading:
+        """Read every metrics page, or what it says of `names`."""
         pages = {name: f"{url}/metrics" for name, url in admin_urls(state).items()}
-        return Reading(time.monotonic(), self._all(pages, Samples.of_page))
+        return Reading(time.monotonic(), self._all(pages, partial(Samples.of_page, names=names)))
 
     def open_requests(self, state: StackState) -> list[dict[str, Any]]:
         """The open requests of all gateways, oldest first."""

@@ -6,7 +6,7 @@ parents, string attributes); a real backend takes the same OTLP.
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -27,10 +27,13 @@ CREATE TABLE IF NOT EXISTS spans (
 );
 CREATE INDEX IF NOT EXISTS spans_by_request ON spans (request_id);
 CREATE INDEX IF NOT EXISTS spans_by_name ON spans (name, start_ns);
+CREATE INDEX IF NOT EXISTS spans_by_start ON spans (start_ns);
 """
 _INSERT = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 # The span of a whole request: the root of its trace, or a child of the edge's span.
 _REQUEST_SPAN = "gateway.request"
+# As it stands in the attributes' JSON.
+_OUTCOME = '"baton.outcome"'
 _NAMED_BY_CLIENT = (
     f"SELECT trace_id FROM spans WHERE name = '{_REQUEST_SPAN}' "
     "AND json_extract(attributes, '$.\"baton.client_request_id\"') = ? "
@@ -124,9 +127,39 @@ class SpanStore:
         )
         return [_stored(row) for row in self._db.execute(query, (count,))]
 
+    def requests(self, since_ns: int, min_ns: int, count: int) -> list[StoredSpan]:
+        """The spans of the newest requests that began since then and took so long, newest first;
+        known by their outcome."""
+        query = (
+            f"SELECT {_COLUMNS} FROM spans WHERE start_ns >= ? AND end_ns - start_ns >= ? "
+            f"AND instr(attributes, '{_OUTCOME}') ORDER BY start_ns DESC LIMIT ?"
+        )
+        return [_stored(row) for row in self._db.execute(query, (since_ns, min_ns, count))]
+
+    def named(self, names: Sequence[str], since_ns: int, count: int) -> list[StoredSpan]:
+        """The newest spans of these names that began since then, newest first."""
+        query = (
+            f"SELECT {_COLUMNS} FROM spans WHERE name IN ({_marks(names)}) AND start_ns >= ? "
+            "ORDER BY start_ns DESC LIMIT ?"
+        )
+        return [_stored(row) for row in self._db.execute(query, (*names, since_ns, count))]
+
+    def named_in(self, trace_ids: Collection[str], names: Sequence[str]) -> list[StoredSpan]:
+        """The spans of these names in these traces."""
+        query = (
+            f"SELECT {_COLUMNS} FROM spans WHERE trace_id IN ({_marks(trace_ids)}) "
+            f"AND name IN ({_marks(names)})"
+        )
+        return [_stored(row) for row in self._db.execute(query, (*trace_ids, *names))]
+
     def last_request_ids(self, count: int) -> list[str]:
         """Request ids of the newest requests, newest first."""
         return [span.request_id for span in self.last_requests(count)]
+
+
+def _marks(values: Collection[str]) -> str:
+    """A placeholder for each value."""
+    return ", ".join("?" * len(values))
 
 
 def spans_of_export(request: ExportTraceServiceRequest) -> list[StoredSpan]:

@@ -201,8 +201,12 @@ class StageTimer:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.started_s = clock.now()
-        self._last_s = self.started_s
+        self._last_s = self._entered_s = self.started_s
         self.stages: dict[str, float] = {}
+
+    def enter(self) -> None:
+        """Note that another stage begins, which `mark` will name."""
+        self._entered_s = self._clock.now()
 
     def mark(self, name: str) -> float:
         """Add the time since the last mark to stage `name`, and return it in seconds."""
@@ -216,6 +220,16 @@ class StageTimer:
     def wall_s(self) -> float:
         """The time from the start to the last mark."""
         return self._last_s - self.started_s
+
+    @property
+    def age_s(self) -> float:
+        """The time from the start until now."""
+        return self._clock.now() - self.started_s
+
+    @property
+    def stage_age_s(self) -> float:
+        """The time since the stage began that runs now."""
+        return self._clock.now() - self._entered_s
 
     def to_wire(self) -> list[failure_pb2.StageTime]:
         return [

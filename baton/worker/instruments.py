@@ -98,6 +98,9 @@ KV_BLOCKS_USED = Gauge("baton_kv_blocks_used", "KV blocks held by sequences", _M
 KV_BLOCKS_PROMISED = Gauge(
     "baton_kv_blocks_promised", "KV blocks promised to sequences that wait for prefill", _MODEL
 )
+KV_BLOCKS_CACHED = Gauge(
+    "baton_kv_blocks_cached", "KV blocks in the prefix cache, used or idle", _MODEL
+)
 ENGINE_UPTIME = Gauge(
     "baton_engine_uptime_seconds",
     "Time since the model was loaded; what is not busy is idle",

@@ -29,6 +29,7 @@ class WorkerMetrics:
         self._usage = instruments.KV_CACHE_USAGE.labels(*labels)
         self._used = instruments.KV_BLOCKS_USED.labels(*labels)
         self._promised = instruments.KV_BLOCKS_PROMISED.labels(*labels)
+        self._cached = instruments.KV_BLOCKS_CACHED.labels(*labels)
         self._prompt_tokens = instruments.PROMPT_TOKENS.labels(*labels)
         self._generation_tokens = instruments.GENERATION_TOKENS.labels(*labels)
         self._cache_queries = instruments.PREFIX_CACHE_QUERIES.labels(*labels)
@@ -53,6 +54,7 @@ class WorkerMetrics:
         self._waiting.set(load.num_waiting)
         self._parked.set(load.num_parked)
         self._promised.set(load.num_blocks_promised)
+        self._cached.set(events.num_cached_hashes)
         self._set_used(self._num_blocks - load.num_blocks_free)
         if events.num_step_seqs:
             self._step_tokens.observe(events.num_step_tokens)

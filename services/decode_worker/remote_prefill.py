@@ -167,6 +167,7 @@ class RemotePrefill:
             parent=self._attempt_span,
             request_id=self._request.request_id,
             attributes={
+                "baton.worker_id": self._deps.worker_id,
                 "baton.prefill_endpoint": self._request.submit.prefill_endpoint,
                 "baton.choice": self._choice,
                 "baton.num_cached_blocks": num_cached_blocks,

@@ -207,6 +207,7 @@ def _app(gateway: Gateway, settings: GatewaySettings) -> App:
         stall_s=settings.stall_s,
         num_proxies=settings.num_proxies,
         certificates=_certificates(settings),
+        trace_url=settings.trace_url,
     )
 
 

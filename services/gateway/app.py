@@ -64,6 +64,8 @@ from services.gateway.tenants.principal import Principal, VouchedIdentity
 
 # Envoy's health check then prefers others, also those of other regions.
 FULL_HEADER = "x-envoy-degraded"
+# Where a person sees the request's spans.
+TRACE_URL_HEADER = "x-trace-url"
 # What the ids of answers begin with, before the request's.
 _ID_PREFIX = re.compile("^(chatcmpl|cmpl|resp|msg)[-_](?=req_)")
 _MODEL_NAME_PATH = b"/v1/models/"
@@ -95,8 +97,10 @@ class App:
         stall_s: float = STALL_S,
         num_proxies: int = 0,
         certificates: Certificates | None = None,
+        trace_url: str = "",
     ) -> None:
         self._gateway = gateway
+        self._trace_url = trace_url
         self._max_body_bytes = max_body_bytes
         self._max_open_requests = max_open_requests
         self._deadline_s = deadline_s
@@ -178,6 +182,8 @@ class App:
         request_id = own[REQUEST_ID]
         if name := endpoint.dialect.request_id_header:
             own[name] = request_id
+        if self._trace_url:
+            own[TRACE_URL_HEADER] = self._trace_url + request_id
         # It refers to the connection's state, which has the scope.
         writer = scope.pop(WRITER_KEY, None)
         response = HttpResponse(send, own, self._gateway.clock, self._stall_s, writer)

@@ -20,6 +20,7 @@ class OpenRequest(msgspec.Struct, frozen=True):
     model: str
     stage: str
     age_s: float
+    stage_age_s: float
     num_prompt_tokens: int
     num_output_tokens: int
     num_attempts: int
@@ -42,7 +43,8 @@ def _row(trace: RequestTrace, workers: list[str]) -> OpenRequest:
         tenant=trace.tenant,
         model=trace.model_name,
         stage=trace.stage,
-        age_s=round(trace.timer.wall_s, 3),
+        age_s=round(trace.timer.age_s, 3),
+        stage_age_s=round(trace.timer.stage_age_s, 3),
         num_prompt_tokens=trace.usage.num_prompt_tokens,
         num_output_tokens=trace.usage.num_output_tokens,
         num_attempts=trace.usage.num_attempts,

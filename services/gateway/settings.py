@@ -49,6 +49,9 @@ class GatewaySettings:
     num_proxies: int = 0
     # Pages that may read answers in a browser: https://chat.example, http://localhost:*, or *.
     cors_origins: tuple[str, ...] = ()
+    # Of a page with the spans of a request; answers tell it in x-trace-url, with their request's id
+    # at its end. Empty = they do not.
+    trace_url: str = ""
     max_body_bytes: int = 8 * 1024 * 1024
     max_open_requests: int = 4096
     # The bytes of bodies that are read and parsed at once; more wait for a moment.

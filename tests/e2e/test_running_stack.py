@@ -1,7 +1,9 @@
 """Commands beside a running stack, and the example that the README shows."""
 
+import json
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 from tests.e2e.conftest import ROOT, Stack
@@ -46,3 +48,21 @@ def test_the_example_in_the_readme_runs_as_it_stands(stack: Stack) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "backpressure" in result.stdout.lower()
+
+
+def test_the_page_talks_for_the_developer_and_shows_whose_keys_there_are(stack: Stack) -> None:
+    state = stack.home.read_state()
+    assert state is not None
+    own = {"Origin": state.web_url.rstrip("/"), "Content-Type": "application/json"}
+    body = {"model": "baton-demo", "messages": [{"role": "user", "content": "What is TTFT?"}]}
+    asked = urllib.request.Request(
+        f"{state.web_url}api/chat", json.dumps(body).encode(), own, method="POST"
+    )
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        request_id = answer.headers["x-request-id"]
+        assert answer.headers["x-trace-url"] == f"{state.web_url}#/requests/{request_id}"
+        assert answer.read().rstrip().endswith(b"data: [DONE]")
+    with urllib.request.urlopen(f"{state.web_url}api/admin/keys", timeout=60) as answer:
+        shown = answer.read().decode()
+    assert {key["tenant"] for key in json.loads(shown)["keys"]} >= {"dev"}
+    assert stack.api_key not in shown

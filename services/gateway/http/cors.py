@@ -29,6 +29,7 @@ EXPOSED_HEADERS = (
     "retry-after",
     "x-should-retry",
     "server-timing",
+    "x-trace-url",
     "openai-processing-ms",
     "x-explanation",
     "idempotent-replayed",

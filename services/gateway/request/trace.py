@@ -142,7 +142,7 @@ class RequestTrace:
         )
         self.timer = StageTimer(clock)
         self.started_unix_s = clock.unix()
-        self.stage = Stage.AUTH
+        self._stage = Stage.AUTH
         self.tenant = ""
         self.model_name = ""
         # From its reservation on.
@@ -152,6 +152,17 @@ class RequestTrace:
         self.is_cancelled = False
         # From the first pick on.
         self.explanation: Explanation | None = None
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that it is in."""
+        return self._stage
+
+    @stage.setter
+    def stage(self, stage: Stage) -> None:
+        if stage is not self._stage:
+            self._stage = stage
+            self.timer.enter()
 
     @property
     def has_timed_out(self) -> bool:

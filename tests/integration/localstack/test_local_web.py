@@ -1,133 +1,16 @@
-"""The local web page: what it serves, to whom, and what a real browser makes of it."""
+"""The local web page's answers: what it tells, and to whom."""
 
-import http.server
 import json
 import os
-import subprocess
-import sys
-import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from baton.localstack.home import Home, StackState
-from baton.localstack.ports import free_ports
-from baton.localstack.span_store import SpanStore, StoredSpan
-from tests import needs
+from baton.localstack.home import Home
+from baton.localstack.web import guard
 
-METRICS = """
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="demo"} 3
-# TYPE baton_kv_blocks gauge
-baton_kv_blocks{engine="0",model_name="demo"} 200
-# TYPE baton_kv_blocks_used gauge
-baton_kv_blocks_used{engine="0",model_name="demo"} 50
-# TYPE baton_gateway_open_requests gauge
-baton_gateway_open_requests 1
-"""
-NASTY = "<img src=x onerror=alert(1)>"
-OPEN = [
-    {
-        "request_id": "req-open", "endpoint": "chat", "tenant": NASTY, "model": "demo",
-        "stage": "decode", "age_s": 1.5, "num_prompt_tokens": 40, "num_output_tokens": 7,
-        "num_attempts": 1, "workers": ["decode-1"],
-    }
-]  # fmt: skip
-
-
-class _Admin(http.server.BaseHTTPRequestHandler):
-    """Every service's admin port at once."""
-
-    def do_GET(self) -> None:
-        body = json.dumps(OPEN) if self.path == "/requests" else METRICS
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def span(span_id: str, parent: str, name: str, service: str, start_ms: int, end_ms: int):
-    attributes = {"gen_ai.request.model": "demo", "baton.outcome": "stop", "note": NASTY}
-    return StoredSpan(
-        "t1", span_id, parent, "req-done", service, name,
-        start_ms * 1_000_000, end_ms * 1_000_000, False, attributes,
-    )  # fmt: skip
-
-
-def moved() -> list[StoredSpan]:
-    """A request whose first decode worker was lost in mid-stream."""
-    lost = {"baton.lost.worker_id": "decode-1", "baton.lost.reason": "worker_lost"}
-    rows = [
-        ("a", "", "gateway.request", "gateway", 0, 3000, {"baton.num_attempts": "2"}),
-        ("b", "a", "decode", "decode_worker", 20, 900, {"baton.worker_id": "decode-1"}),
-        ("c", "a", "move", "gateway", 900, 1400, lost),
-        (
-            "d", "a", "decode", "decode_worker", 1000, 2990,
-            {"baton.worker_id": "decode-2", "baton.epoch": "2"},
-        ),
-    ]  # fmt: skip
-    return [
-        StoredSpan(
-            "t2", span_id, parent, "req-moved", service, name,
-            start_ms * 1_000_000, end_ms * 1_000_000, False, attributes,
-        )
-        for span_id, parent, name, service, start_ms, end_ms, attributes in rows
-    ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a page over a stack of one gateway and one worker, which are made up."""
-    home = Home(tmp_path_factory.mktemp("home"))
-    home.create()
-    admin = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Admin)
-    threading.Thread(target=admin.serve_forever, daemon=True).start()
-    metrics = f"http://127.0.0.1:{admin.server_port}/metrics"
-    rows = {
-        name: {"pid": 1, "endpoint": "", "metrics_url": metrics} for name in ("gateway", "decode-1")
-    }
-    with SpanStore(home.spans) as store:
-        store.add(
-            [
-                span("a", "", "gateway.request", "gateway", 0, 100),
-                span("b", "a", "decode", "decode-1", 20, 90),
-                span("c", "b", "prefill.compute", "prefill-1", 25, 40),
-                *moved(),
-            ]
-        )
-    (port,) = free_ports(1)
-    environment = {"BATON_WEB_LISTEN": f"127.0.0.1:{port}", "BATON_WEB_HOME": str(home.root)}
-    with home.lock():
-        home.write_state(StackState(os.getpid(), "http://127.0.0.1:1/v1", True, rows))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "baton.localstack.web"], env={**os.environ, **environment}
-        )
-        try:
-            wait_for(f"http://127.0.0.1:{port}/")
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            assert process.wait(60) == 0
-            admin.shutdown()
-            admin.server_close()
-
-
-def wait_for(url: str) -> None:
-    deadline_s = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.05)
+JSON = {"Content-Type": "application/json"}
 
 
 def get(url: str):
@@ -135,55 +18,93 @@ def get(url: str):
         return json.load(answer)
 
 
+def status_of(url: str, method: str = "GET", **headers: str) -> int:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    body = b"{}" if method == "POST" else None
+    asked = urllib.request.Request(url, body, named, method=method)
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return answer.status
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        return refused.code
+
+
 def test_the_fleet_its_requests_and_a_waterfall_are_told(page: str) -> None:
-    look = get(f"{page}/api/fleet")
+    look = get(f"{page}/api/fleet?window=60")
     assert look["fleet"]["workers"][0]["num_running"] == 3
     assert look["fleet"]["workers"][0]["kv_share"] == 0.25
+    assert look["pictures"]["decode-1"]["num_blocks"] == 200
     assert look["requests"][0]["request_id"] == "req-open"
-    recent = get(f"{page}/api/requests")
-    took_s = {row["request_id"]: row["seconds"] for row in recent}
-    assert took_s == {"req-done": 0.1, "req-moved": 3}
-    assert [each["name"] for each in get(f"{page}/api/requests/req-done")] == [
-        "gateway.request", "decode", "prefill.compute",
+    found = get(f"{page}/api/requests")
+    took_s = {row["request_id"]: row["seconds"] for row in found["rows"]}
+    assert took_s["req-done"] == 0.1
+    done = get(f"{page}/api/requests/req-done")
+    assert [(each["name"], each["kind"]) for each in done["spans"]] == [
+        ("gateway.request", "request"), ("decode", "decode"),
+        ("prefill.compute", "prefill.compute"),
     ]  # fmt: skip
+
+
+def test_requests_are_found_by_what_they_were(page: str) -> None:
+    def ids(query: str) -> list[str]:
+        return [row["request_id"] for row in get(f"{page}/api/requests?{query}")["rows"]]
+
+    assert ids("slower=1") == ["req-moved"]
+    assert ids("text=req-do") == ["req-done"]
+    assert ids("worker=decode-2") == ["req-moved"]
+    assert ids("model=another") == []
+    assert status_of(f"{page}/api/requests?slower=slow") == 400
+
+
+def test_an_unknown_a_running_an_expired_and_an_ended_request_are_told_apart(
+    page: str, home: Home
+) -> None:
+    home.usage.mkdir(exist_ok=True)
+    (home.usage / "usage-2026-11-28.jsonl").write_text('{"request_id":"req-old"}\n')
+    states = {
+        name: get(f"{page}/api/requests/{name}")["state"]
+        for name in ("req-done", "req-open", "req-old", "req-never")
+    }
+    assert states == {
+        "req-done": "ended", "req-open": "running", "req-old": "expired", "req-never": "unknown",
+    }  # fmt: skip
 
 
 def test_another_host_name_is_refused(page: str) -> None:
-    asked = urllib.request.Request(f"{page}/api/fleet", headers={"Host": "evil.example"})
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(asked, timeout=30)
-    assert refused.value.code == 400
-    refused.value.close()
+    assert status_of(f"{page}/api/fleet", Host="evil.example") == 400
 
 
-def in_a_browser(url: str, folder: Path) -> str:
-    """What the page is after its scripts have run."""
-    command = [
-        str(needs.BROWSER), "--headless", "--no-sandbox", "--disable-gpu",
-        "--virtual-time-budget=4000", f"--user-data-dir={folder}", "--dump-dom", url,
-    ]  # fmt: skip
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    return ran.stdout
+def test_only_the_page_itself_may_change_anything(page: str) -> None:
+    kill = f"{page}/api/workers/decode-1/kill"
+    own = {"Origin": page, **JSON}
+    assert status_of(kill, "POST", **JSON) == 403
+    assert status_of(kill, "POST", **{**own, "Origin": "http://evil.example"}) == 403
+    assert status_of(kill, "POST", **{**own, "Content-Type": "text/plain"}) == 403
+    # Let through; but the process of that name is no child of the supervisor.
+    assert status_of(kill, "POST", **own) == 404
 
 
-@needs.browser
-def test_a_browser_shows_it_and_runs_nothing_that_came_from_outside(
-    page: str, tmp_path: Path
+def test_a_log_is_told_of_services_only(page: str, home: Home) -> None:
+    (home.logs / "decode-1.log").write_text("one\ntwo\n")
+    assert get(f"{page}/api/logs/decode-1") == {"lines": ["one", "two"]}
+    assert status_of(f"{page}/api/logs/..%2Fsecret") == 404
+
+
+@pytest.mark.parametrize(("row", "owner"), [("01", 1000), ("06", None), ("05", None)])
+def test_a_caller_is_known_by_its_open_socket_alone(row: str, owner: int | None) -> None:
+    rows = [
+        f"  0: 0100007F:D431 0100007F:1F91 {row} 00000000:00000000 00:00000000 00000000  1000 0 1",
+        "  1: 0100007F:1F91 0100007F:D431 01 00000000:00000000 00:00000000 00000000  7 0 2",
+    ]
+    assert guard.owner_of(rows, "127.0.0.1", 0xD431, 0x1F91) == owner
+
+
+def test_another_user_of_the_machine_is_not_answered(
+    page: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = in_a_browser(f"{page}/#req-done", tmp_path)
-    assert "req-open" in shown
-    assert "prefill.compute" in shown
-    assert '<dialog id="waterfall" aria-labelledby="waterfall-title" open="">' in shown
-    assert "<img" not in shown
-    assert "&lt;img src=x" in shown
-
-
-@needs.browser
-def test_the_waterfall_of_a_moved_request_tells_its_attempts_apart(
-    page: str, tmp_path: Path
-) -> None:
-    shown = in_a_browser(f"{page}/#req-moved", tmp_path)
-    assert "2 attempts" in shown
-    assert "off decode-1: worker_lost" in shown
-    assert "decode-2, attempt 2" in shown
-    assert shown.index("off decode-1") < shown.index("decode-2, attempt 2")
+    port = int(page.rpartition(":")[2])
+    monkeypatch.setattr(guard, "owner_of", lambda *_: os.getuid() + 1)
+    assert not guard.belongs_to_user("127.0.0.1", 1, port)
+    monkeypatch.setattr(guard, "owner_of", lambda *_: None)
+    assert not guard.belongs_to_user("127.0.0.1", 1, port)

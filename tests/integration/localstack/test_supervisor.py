@@ -41,7 +41,10 @@ async def test_a_service_that_dies_is_named_with_its_last_lines_and_restarted(
         await until(lambda: b"up" in _log(tmp_path))
         first = supervisor.pids()["sleeper"]
         os.kill(first, signal.SIGKILL)
+        first_start_s = supervisor.rows()["sleeper"]["started_unix_s"]
         await until(lambda: supervisor.pids().get("sleeper", first) != first)
+        assert supervisor.rows()["sleeper"]["num_restarts"] == 1
+        assert supervisor.rows()["sleeper"]["started_unix_s"] > first_start_s
         await supervisor.stop()
     assert "sleeper ended with signal SIGKILL" in lines[0]
     assert lines[1].strip() == "up"

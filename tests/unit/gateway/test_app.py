@@ -101,17 +101,30 @@ def text_of(client: Client) -> str:
     return "".join(delta.get("content", "") for delta in deltas)
 
 
-def app_of(fleet: Fleet, max_open_requests: int = 100) -> App:
+def app_of(fleet: Fleet, max_open_requests: int = 100, trace_url: str = "") -> App:
     return App(
         fleet.gateway,
         max_body_bytes=1_000_000,
         max_open_requests=max_open_requests,
         deadline_s=600.0,
+        trace_url=trace_url,
     )
 
 
 async def serve(app: App, client: Client) -> None:
     await app(client.scope, client.receive, client.send)
+
+
+def test_an_answer_tells_where_its_trace_is_where_there_is_a_page_of_it() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        client, other = Client(CHAT), Client(CHAT)
+        await serve(app_of(fleet, trace_url="http://127.0.0.1:8081/#/requests/"), client)
+        own_id = client.headers["x-request-id"]
+        assert client.headers["x-trace-url"] == f"http://127.0.0.1:8081/#/requests/{own_id}"
+        await serve(app_of(fleet), other)
+        assert "x-trace-url" not in other.headers
+
+    simulate(scenario)
 
 
 def test_headers_are_held_until_the_first_token() -> None:

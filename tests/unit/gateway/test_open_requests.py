@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 from services.gateway.open_requests import open_requests
 from tests.unit.gateway.fakes import Fleet, simulate
 
@@ -23,5 +25,22 @@ def test_a_running_request_is_shown_with_its_worker_and_gone_when_it_ends() -> N
         assert row["age_s"] > 0
         await running
         assert json.loads(open_requests(fleet.gateway)) == []
+
+    simulate(scenario)
+
+
+def test_the_ages_of_a_request_run_on_while_it_stays_in_a_stage() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.router.queue_s = 60.0
+        waiting = fleet.tasks.create_task(fleet.chat())
+        await asyncio.sleep(0.2)
+        (before,) = json.loads(open_requests(fleet.gateway))
+        await asyncio.sleep(5)
+        (after,) = json.loads(open_requests(fleet.gateway))
+        assert before["stage"] == after["stage"] == "pick"
+        assert after["age_s"] - before["age_s"] == pytest.approx(5)
+        assert after["stage_age_s"] - before["stage_age_s"] == pytest.approx(5)
+        assert after["stage_age_s"] < after["age_s"]
+        waiting.cancel()
 
     simulate(scenario)

@@ -1,3 +1,4 @@
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,18 @@ def test_all_ports_differ(tmp_path: Path) -> None:
         if key.endswith("LISTEN")
     ]
     assert len(set(addresses)) == len(addresses)
+
+
+def test_the_page_is_on_the_port_after_the_apis_unless_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1] - 1
+        made = plan.make(Home(tmp_path), replace(options(tmp_path), port=port))
+        assert made.web_url != f"http://127.0.0.1:{port + 1}/"
+    made = plan.make(Home(tmp_path), replace(options(tmp_path), port=port))
+    assert made.web_url == f"http://127.0.0.1:{port + 1}/"
+    (gateway,) = made.of_service("gateway")
+    assert gateway.environment["BATON_GATEWAY_TRACE_URL"].startswith(made.web_url)
 
 
 def test_gateway_stops_first_and_redis_after_its_users(tmp_path: Path) -> None:
