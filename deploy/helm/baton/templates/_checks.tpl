@@ -121,6 +121,7 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- end }}
 {{- include "baton.check.devices" (dict "where" $where "pool" $pool) }}
 {{- include "baton.check.memory" (merge (dict "where" $where) .) }}
+{{- include "baton.check.room" (merge (dict "where" $where) .) }}
 {{- if and .model.source.demo $pool.isGpu (gt (len (include "baton.models" .root | fromYamlArray)) 1) }}
 {{- fail (printf "%s: the demo model would take GPUs beside yours; leave it out with models.%s: null" $where .model.name) }}
 {{- end }}
