@@ -272,6 +272,41 @@ def test_keys_and_budgets_outlive_the_pods_of_redis_and_quota() -> None:
     ]
 
 
+def test_keys_that_are_declared_come_from_a_secret_of_yours() -> None:
+    objects = render({"auth": {"keysSecret": "customers"}})
+    (quota,) = of_component(objects, "quota")
+    path = Path(variables(quota)["BATON_QUOTA_DECLARED_FILE"])
+    spec = pod_of(quota)["spec"]
+    (mount,) = [
+        each
+        for each in spec["containers"][0]["volumeMounts"]
+        if each["mountPath"] == str(path.parent)
+    ]
+    # A mount of one file would never change.
+    assert "subPath" not in mount
+    (volume,) = [each for each in spec["volumes"] if each["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == "customers"
+    # Without it the pod waits: a Secret that is missing must not end every key.
+    assert "optional" not in volume["secret"]
+    assert volume["secret"]["items"] == [{"key": path.name, "path": path.name}]
+
+
+def test_usage_records_that_wait_outlive_the_pod_of_their_gateway() -> None:
+    gateway = {"outbox": {"size": "2Gi"}, "resources": {"requests": {"cpu": "1"}}}
+    scaled = {**gateway, "autoscaling": {"enabled": True}}
+    objects = render({"gateway": scaled})
+    (found,) = of_component(objects, "gateway")
+    (claim,) = found["spec"]["volumeClaimTemplates"]
+    (container,) = pod_of(found)["spec"]["containers"]
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "outbox"]
+    assert found["kind"] == "StatefulSet"
+    assert claim["metadata"]["name"] == "outbox"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
+    assert mount["mountPath"] == variables(found)["BATON_GATEWAY_OUTBOX_DIR"]
+    (scaler,) = of_kind(objects, "HorizontalPodAutoscaler")
+    assert scaler["spec"]["scaleTargetRef"]["kind"] == "StatefulSet"
+
+
 def test_prices_are_a_file_that_quota_reads() -> None:
     prices = {
         "version": "2026-11",
