@@ -247,6 +247,27 @@ def test_gateway_knows_how_many_proxies_are_before_it(name: str, num_proxies: st
     assert variables(gateway)["BATON_GATEWAY_NUM_PROXIES"] == num_proxies
 
 
+@pytest.mark.parametrize(
+    ("has_envoy", "service", "port", "num_proxies"),
+    [(True, "baton-envoy", 80, "2"), (False, "baton-gateway", 8080, "1")],
+)
+def test_a_route_leads_to_envoy_or_past_it_to_the_gateways(
+    has_envoy: bool, service: str, port: int, num_proxies: str
+) -> None:
+    route = {"enabled": True, "parentRefs": [{"name": "public"}]}
+    objects = render({"httpRoute": route, "envoy": {"enabled": has_envoy}})
+    (found,) = of_kind(objects, "HTTPRoute")
+    (rule,) = found["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": service, "port": port}]
+    assert port in [each["port"] for each in named(objects, "Service", service)["spec"]["ports"]]
+    # The clients' addresses are those that the Gateway in front saw.
+    (gateway,) = of_component(objects, "gateway")
+    assert variables(gateway)["BATON_GATEWAY_NUM_PROXIES"] == num_proxies
+    if has_envoy:
+        (edge,) = of_component(objects, "edge")
+        assert variables(edge)["BATON_EDGE_TRUSTED_PROXIES"] == "1"
+
+
 def test_keys_and_budgets_outlive_the_pods_of_redis_and_quota() -> None:
     objects = render({"quota": {"replicas": 3}})
     quota = named(objects, "StatefulSet", "baton-quota")

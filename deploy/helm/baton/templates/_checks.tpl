@@ -70,8 +70,8 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}
 {{- fail "httpRoute.enabled: name the Gateway in httpRoute.parentRefs" }}
 {{- end }}
-{{- if and .Values.httpRoute.enabled .Values.envoy.enabled }}
-{{- fail "httpRoute leads to the gateway Service, past Envoy: set envoy.enabled: false" }}
+{{- if and .Values.httpRoute.enabled .Values.envoy.enabled .Values.envoy.tlsSecret }}
+{{- fail "httpRoute leads to Envoy over plain HTTP, which envoy.tlsSecret switches off: the Gateway ends the clients' TLS; leave envoy.tlsSecret empty, or set envoy.enabled: false" }}
 {{- end }}
 {{- with .Values.gateway.autoscaling }}
 {{- if gt (int .minReplicas) (int .maxReplicas) }}
