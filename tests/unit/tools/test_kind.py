@@ -16,7 +16,7 @@ def programs(tmp_path: Path) -> Path:
         path = tmp_path / name
         path.write_text(PROGRAM)
         path.chmod(0o755)
-    # images.sh asks for an image's size.
+    # The script that builds images asks for an image's size.
     (tmp_path / "docker").write_text(PROGRAM + "case $2 in inspect) echo 1 ;; esac\n")
     return tmp_path
 
