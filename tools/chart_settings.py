@@ -37,7 +37,7 @@ OWN = {
     "gateway": "listen admin_listen gateway_id quota tokenizer router secret_file aliases "
     "aliases_file outbox_dir store_username store_password_file safety_key_file unready_s drain_s",
     "quota": "listen admin_listen redis_url redis_username redis_password_file registry_file "
-    "bootstrap_key_file secret_file prices_file usage_dir api_listen api_token_file "
+    "declared_file bootstrap_key_file secret_file prices_file usage_dir api_listen api_token_file "
     "registry_secret drain_s",
     "tokenizer": "listen admin_listen models drain_s",
     "router": "listen admin_listen router_id workers peers stop_grace_s",

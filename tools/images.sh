@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the container images: tools/images.sh [gateway|quota|tokenizer|router|edge|envoy|worker|worker-cuda]...
+# Builds the container images: tools/images.sh [gateway|quota|tokenizer|router|edge|envoy|worker|loadtest|worker-cuda|worker-cuda-cu129]...
 # Without names: all but worker-cuda, which is several GB. `make images` is the same.
+# worker-cuda needs driver 580 (CUDA 13), worker-cuda-cu129 driver 525 (CUDA 12): the same image with the tag TAG-cu129.
 #
 #   REGISTRY=ghcr.io/baton-serving  TAG=0.1.0  PUSH=1   the registry; nothing is pushed without PUSH
 #   ENGINE=docker                                       or podman; by default the installed one
@@ -26,8 +27,13 @@ arguments() {
     worker-cuda)
         # Triton compiles its launchers where it runs.
         echo "--build-arg TORCH_INDEX_URL=${TORCH_CUDA_INDEX_URL:-https://download.pytorch.org/whl/cu130}" \
+            "--build-arg EXTRAS=worker,nixl-cu13,quantized --build-arg SYSTEM_PACKAGES=libgomp1,gcc,libc6-dev"
+        ;;
+    worker-cuda-cu129)
+        echo "--build-arg TORCH_INDEX_URL=${TORCH_CUDA12_INDEX_URL:-https://download.pytorch.org/whl/cu129}" \
             "--build-arg EXTRAS=worker,nixl,quantized --build-arg SYSTEM_PACKAGES=libgomp1,gcc,libc6-dev"
         ;;
+    loadtest) ;;
     *)
         echo "unknown image: $1" >&2
         return 2
@@ -37,7 +43,11 @@ arguments() {
 
 build() {
     local name=$1 image=$registry/baton-$1:$tag file=service given
-    case $name in worker*) file=worker ;; esac
+    case $name in
+    worker*) file=worker ;;
+    loadtest) file=loadtest ;;
+    esac
+    case $name in *-cu[0-9]*) image=$registry/baton-${name%-*}:$tag-${name##*-} ;; esac
     given=$(arguments "$name")
     # Arguments are words: none of them holds a space.
     # shellcheck disable=SC2086
@@ -47,12 +57,13 @@ build() {
         --build-arg REVISION="$(git rev-parse HEAD 2>/dev/null || true)" \
         --build-arg SOURCE="${SOURCE_URL:-}" \
         ${BUILD_ARGS:-} .
+    tools/image_size.sh "$engine" "$name" "$image"
     if [ "${PUSH:-}" = 1 ]; then
         "$engine" push "$image"
     fi
 }
 
-[ $# -gt 0 ] || set -- gateway quota tokenizer router edge envoy worker
+[ $# -gt 0 ] || set -- gateway quota tokenizer router edge envoy worker loadtest
 for name in "$@"; do
     build "$name"
 done

@@ -49,7 +49,8 @@ step "images"
 # --format=docker: health checks are no part of the OCI format.
 given="--network=none --format=docker --volume $work/wheels:/wheels:ro"
 given="$given --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels"
-ENGINE=podman BASE=$base BUILD_ARGS=$given tools/images.sh
+# The base has a compiler, and torch is the index's own.
+SIZES=print ENGINE=podman BASE=$base BUILD_ARGS=$given tools/images.sh gateway quota tokenizer router edge envoy worker
 cat >"$work/redis/Dockerfile" <<'REDIS'
 ARG BASE
 FROM ${BASE}

@@ -6,6 +6,7 @@ Triton is imported only for a GPU, so that a machine without one needs no wheel 
 import torch
 
 from baton.engine.protocol.runner import Runner
+from baton.model.gpu_driver import why_no_gpu
 from baton.model.load.load import LoadedModel
 from baton.model.load.load_error import LoadError
 from baton.model.load.memory_need import LargestStep
@@ -20,7 +21,8 @@ def choose_device(wanted: str) -> torch.device:
     """`auto` is the GPU where there is one. Raises LoadError when a wanted one is not there."""
     has_gpu = torch.cuda.is_available()
     if wanted == "cuda" and not has_gpu:
-        raise LoadError("device cuda: torch finds no GPU that it can use")
+        reason = why_no_gpu(torch.version.cuda)
+        raise LoadError(f"device cuda: torch finds no GPU that it can use; {reason}")
     return torch.device("cuda" if has_gpu and wanted != "cpu" else "cpu")
 
 

@@ -7,6 +7,7 @@ import os
 
 import grpc
 
+from baton.keys.declared import DeclaredKeys
 from baton.keys.homes import FileHome, RegistryHome, SecretHome
 from baton.keys.secrets import ApiServer
 from baton.runtime import environment, logs
@@ -114,6 +115,8 @@ def _registry(store: RedisStore, settings: Settings) -> Registry:
         sources.append((settings.bootstrap_key_file, BootstrapKey(settings.secret_file).read))
     if settings.registry_file:
         sources.append((settings.registry_file, read_in_thread))
+    if settings.declared_file:
+        sources.append((settings.declared_file, DeclaredKeys(store.execute).read))
     budgets = None
     if settings.usage_dir:
         budgets = ArchivedBudgets(

@@ -15,8 +15,8 @@ class Settings:
     rediss...://...?ssl_ca_certs=/path (and ssl_certfile, ssl_keyfile where Redis asks for them).
     The password comes from `redis_password_file`.
 
-    Without `registry_file` and `bootstrap_key_file`, the keys are those in Redis; without
-    `usage_dir`, nothing is archived.
+    Without `registry_file`, `declared_file` and `bootstrap_key_file`, the keys are those in Redis;
+    without `usage_dir`, nothing is archived.
     """
 
     listen: str = "127.0.0.1:0"
@@ -25,6 +25,8 @@ class Settings:
     redis_username: str = ""
     redis_password_file: Path | None = None
     registry_file: Path | None = None
+    # Keys and limits that nobody else writes, in the registry's form: what leaves the file ends.
+    declared_file: Path | None = None
     # A deployment's first key, and the secret that its digest is made with.
     bootstrap_key_file: Path | None = None
     secret_file: Path | None = None

@@ -48,7 +48,7 @@ def test_an_accelerator_is_a_device_for_each_rank(name: str, resource: str, coun
 @pytest.mark.parametrize(
     ("name", "memory", "shared"),
     # Weights while loading or the KV pool's copy, 8 GiB for processes, and /dev/shm.
-    [("gpu-node", "24Gi", "256Mi"), ("mig", "30Gi", "256Mi"), ("qwen3-32b", "93Gi", "2Gi")],
+    [("gpu-node", "24Gi", "256Mi"), ("mig", "29Gi", "256Mi"), ("qwen3-32b", "93Gi", "2Gi")],
 )
 def test_host_memory_follows_from_gpus_and_is_the_pods_own(
     name: str, memory: str, shared: str
@@ -99,6 +99,7 @@ def test_notes_warn_of_gpus_that_hand_over_by_grpc_and_of_a_revision_that_moves(
     told = notes({**PROFILES["gpu-node"], "models": {"baton-demo": None, "m": files}})
     assert "models.m.decode: KV blocks go from GPU to GPU by gRPC" in told
     assert "models.m: hub.revision is no commit" in told
+    assert "models.m: without kvBytesPerToken and maxModelLen" in told
     assert "Perhaps not meant" not in notes(PROFILES["h100-rdma"])
     assert "models.llama-70b.decode: rdma.devices is empty" in notes(PROFILES["llama-70b"])
 

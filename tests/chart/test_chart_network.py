@@ -193,6 +193,30 @@ def test_what_users_name_outside_is_reached_at_its_port() -> None:
     assert egress_ports(objects, "router") == {16443}
 
 
+@pytest.mark.parametrize(
+    ("url", "more", "ports"),
+    [
+        # Sentinels name servers at ports of their own.
+        ("redis+sentinel://a:26380,b/mymaster/0", [], {26379, 26380, 6379}),
+        ("rediss+sentinel://a/mymaster", [6390, 6391], {26379, 6390, 6391}),
+        ("redis+cluster://a:7001,b:7002", [7003], {7001, 7002, 7003}),
+        ("redis://redis.example/0", [], {6379}),
+    ],
+)
+def test_quota_and_gateways_reach_all_servers_of_a_redis_of_your_own(
+    url: str, more: list[int], ports: set[int]
+) -> None:
+    redis = {"enabled": False, "url": url}
+    objects = render({"redis": redis, "networkPolicy": {"redisPorts": more}})
+    assert egress_ports(objects, "quota") == ports
+    assert egress_ports(objects, "gateway") == ports | {443, 6443}
+
+
+def test_a_gateway_reaches_a_store_of_its_own() -> None:
+    told = {"gateway": {"settings": {"store_url": "redis://store.example:6390/1"}}}
+    assert egress_ports(render(told), "gateway") == {6390, 443, 6443}
+
+
 def test_a_gateway_reaches_the_issuer_of_tokens_and_the_safety_service_if_there_are() -> None:
     assert egress_ports(render({}), "gateway") == {443, 6443}
     issuer = {"jwt_issuer": "https://login.example", "jwt_audience": "baton"}

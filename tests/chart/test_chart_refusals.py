@@ -166,9 +166,12 @@ REFUSED = {
         {"tls": {"mode": "existingSecret"}},
         "name it in tls.existingSecret",
     ),
-    "route past Envoy": (
-        {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}},
-        "set envoy.enabled: false",
+    "route to an Envoy that speaks TLS": (
+        {
+            "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]},
+            "envoy": {"tlsSecret": "certificate"},
+        },
+        "the Gateway ends the clients' TLS",
     ),
     "route from nowhere": (
         {"envoy": {"enabled": False}, "httpRoute": {"enabled": True}},

@@ -135,6 +135,13 @@ def test_notes_tell_how_to_read_the_key_ask_and_look() -> None:
     assert "serves baton-demo.\n" in notes
 
 
+def test_notes_tell_what_to_do_where_images_cannot_be_pulled() -> None:
+    told = chart().render({"image": {"registry": "host/team"}}, name="baton", namespace="llm")
+    notes = told["baton/templates/NOTES.txt"]
+    assert "At ImagePullBackOff, host/team does not have the images: make images" in notes
+    assert "`helm test` ends with DeadlineExceeded" in notes
+
+
 def test_new_version_keeps_downloads_and_their_claims() -> None:
     with cluster() as (api, config):
         config.install(chart(), "baton", PROFILES["gpu-node"])

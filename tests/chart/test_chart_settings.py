@@ -247,6 +247,27 @@ def test_gateway_knows_how_many_proxies_are_before_it(name: str, num_proxies: st
     assert variables(gateway)["BATON_GATEWAY_NUM_PROXIES"] == num_proxies
 
 
+@pytest.mark.parametrize(
+    ("has_envoy", "service", "port", "num_proxies"),
+    [(True, "baton-envoy", 80, "2"), (False, "baton-gateway", 8080, "1")],
+)
+def test_a_route_leads_to_envoy_or_past_it_to_the_gateways(
+    has_envoy: bool, service: str, port: int, num_proxies: str
+) -> None:
+    route = {"enabled": True, "parentRefs": [{"name": "public"}]}
+    objects = render({"httpRoute": route, "envoy": {"enabled": has_envoy}})
+    (found,) = of_kind(objects, "HTTPRoute")
+    (rule,) = found["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": service, "port": port}]
+    assert port in [each["port"] for each in named(objects, "Service", service)["spec"]["ports"]]
+    # The clients' addresses are those that the Gateway in front saw.
+    (gateway,) = of_component(objects, "gateway")
+    assert variables(gateway)["BATON_GATEWAY_NUM_PROXIES"] == num_proxies
+    if has_envoy:
+        (edge,) = of_component(objects, "edge")
+        assert variables(edge)["BATON_EDGE_TRUSTED_PROXIES"] == "1"
+
+
 def test_keys_and_budgets_outlive_the_pods_of_redis_and_quota() -> None:
     objects = render({"quota": {"replicas": 3}})
     quota = named(objects, "StatefulSet", "baton-quota")
@@ -270,6 +291,41 @@ def test_keys_and_budgets_outlive_the_pods_of_redis_and_quota() -> None:
     assert not [
         each for each in of_kind(objects, "Secret") if each["metadata"]["name"] == "baton-keys"
     ]
+
+
+def test_keys_that_are_declared_come_from_a_secret_of_yours() -> None:
+    objects = render({"auth": {"keysSecret": "customers"}})
+    (quota,) = of_component(objects, "quota")
+    path = Path(variables(quota)["BATON_QUOTA_DECLARED_FILE"])
+    spec = pod_of(quota)["spec"]
+    (mount,) = [
+        each
+        for each in spec["containers"][0]["volumeMounts"]
+        if each["mountPath"] == str(path.parent)
+    ]
+    # A mount of one file would never change.
+    assert "subPath" not in mount
+    (volume,) = [each for each in spec["volumes"] if each["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == "customers"
+    # Without it the pod waits: a Secret that is missing must not end every key.
+    assert "optional" not in volume["secret"]
+    assert volume["secret"]["items"] == [{"key": path.name, "path": path.name}]
+
+
+def test_usage_records_that_wait_outlive_the_pod_of_their_gateway() -> None:
+    gateway = {"outbox": {"size": "2Gi"}, "resources": {"requests": {"cpu": "1"}}}
+    scaled = {**gateway, "autoscaling": {"enabled": True}}
+    objects = render({"gateway": scaled})
+    (found,) = of_component(objects, "gateway")
+    (claim,) = found["spec"]["volumeClaimTemplates"]
+    (container,) = pod_of(found)["spec"]["containers"]
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "outbox"]
+    assert found["kind"] == "StatefulSet"
+    assert claim["metadata"]["name"] == "outbox"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
+    assert mount["mountPath"] == variables(found)["BATON_GATEWAY_OUTBOX_DIR"]
+    (scaler,) = of_kind(objects, "HorizontalPodAutoscaler")
+    assert scaler["spec"]["scaleTargetRef"]["kind"] == "StatefulSet"
 
 
 def test_prices_are_a_file_that_quota_reads() -> None:

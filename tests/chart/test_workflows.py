@@ -35,8 +35,24 @@ def test_only_who_publishes_may_write(file: Path) -> None:
     assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}
     for name, job in jobs(file).items():
         runs = [step.get("run", "") for step in job["steps"]]
-        publishes = any("cosign" in run or "uv publish" in run for run in runs)
+        publishes = any(word in run for run in runs for word in ("cosign", "uv publish", "PUSH=1"))
         assert ("permissions" in job) == publishes, name
+
+
+def test_every_image_of_the_chart_is_built_and_joined_for_each_kind_of_machine() -> None:
+    release = jobs(FOLDER / "release.yml")
+    matrix = release["build"]["strategy"]["matrix"]
+    built = {(name, arch) for name in matrix["name"] for arch in matrix["arch"]}
+    built -= {(left_out["name"], left_out["arch"]) for left_out in matrix["exclude"]}
+    joined = {
+        (each["name"] + each.get("variant", ""), arch)
+        for each in release["image"]["strategy"]["matrix"]["include"]
+        for arch in each["archs"].split()
+    }
+    assert joined == built
+    services = {"gateway", "quota", "tokenizer", "router", "edge", "envoy", "worker", "loadtest"}
+    assert {name for name, arch in built if arch == "arm64"} == services
+    assert {name for name, arch in built if arch == "amd64"} >= services | {"worker-cuda"}
 
 
 def test_ci_runs_what_everybody_runs() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from baton.model.device import choose_device, make_runner
+from baton.model.gpu_driver import why_no_gpu
 from baton.model.load.load import LoadOptions, load_model
 from baton.model.load.load_error import LoadError
 from baton.model.load.memory_need import LargestStep, MemoryNeed
@@ -18,6 +19,29 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(monkeypatch):
     assert choose_device("auto").type == choose_device("cpu").type == "cpu"
     with pytest.raises(LoadError, match="no GPU"):
         choose_device("cuda")
+
+
+OPEN_KERNEL = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
+CLOSED = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 2024\nGCC version: 12\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda", "reason"),
+    [
+        (CLOSED, "13.0", "driver 550 is older than 580, which CUDA 13.0 needs"),
+        (OPEN_KERNEL, "13.0", "driver 570 is older than 580, which CUDA 13.0 needs"),
+        (CLOSED, "12.9", "driver 550 is new enough for CUDA 12.9: look at CUDA_VISIBLE_DEVICES"),
+        (None, "13.0", "the machine shows no NVIDIA driver"),
+        (CLOSED, None, "built without CUDA: take the image worker-cuda"),
+    ],
+)
+def test_why_torch_finds_no_gpu_is_said(tmp_path, text, cuda, reason):
+    file = tmp_path / "version"
+    if text is not None:
+        file.write_text(text)
+    assert reason in why_no_gpu(cuda, file)
 
 
 def test_a_model_that_gives_vectors_is_refused_on_a_gpu(tmp_path):

@@ -146,9 +146,10 @@ class Plan:
                 f"{worker.max_model_len:,}: lower --max-model-len, or take --engine vllm with a "
                 "larger --tp, or a larger GPU"
             )
-        if num_tokens < KV_TOKENS_PER_SLOT * worker.max_batch:
+        slot = min(KV_TOKENS_PER_SLOT, worker.max_model_len)
+        if num_tokens < slot * worker.max_batch:
             yield (
-                f"{num_tokens:,} tokens of KV a worker are fewer than {KV_TOKENS_PER_SLOT} for "
+                f"{num_tokens:,} tokens of KV a worker are fewer than {slot} for "
                 f"each of {worker.max_batch} sequences: lower --max-batch"
             )
 

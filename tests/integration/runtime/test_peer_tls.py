@@ -139,6 +139,33 @@ async def test_a_service_makes_no_call_that_is_not_its_own(authority, files, tmp
             assert await stream.read() is None
 
 
+async def test_a_stolen_pod_makes_the_calls_of_its_own_service_and_no_others(
+    authority, files, tmp_path
+) -> None:
+    async def answer(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        return b"done"
+
+    def register(target: grpc.aio.Server) -> None:
+        methods = {"Any": grpc.unary_unary_rpc_method_handler(answer)}
+        target.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(name, methods) for name in CALLERS]
+        )
+
+    server = await grpc_server.start_server("127.0.0.1:0", register, tls=files.tls())
+    target, done = f"127.0.0.1:{server.port}", set()
+    # The certificates of the chart: templates/_settings.tpl.
+    for caller in ("gateway", "quota", "tokenizer", "router", "worker", "edge", "envoy"):
+        stolen = authority.issue(tmp_path / caller, san=f"DNS:baton,DNS:{caller}.baton")
+        async with grpc_channel.open_channel(target, tls=stolen.tls()) as channel:
+            for name in CALLERS:
+                code = await channel.unary_unary(f"/{name}/Any")(b"", timeout=60).code()
+                assert code in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED)
+                if code is grpc.StatusCode.OK:
+                    done.add((caller, name))
+    await server.stop(0)
+    assert done == {(caller, name) for name, callers in CALLERS.items() for caller in callers}
+
+
 def test_every_service_of_the_protocol_names_its_callers() -> None:
     protocol = {
         service.full_name

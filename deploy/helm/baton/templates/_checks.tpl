@@ -70,8 +70,8 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}
 {{- fail "httpRoute.enabled: name the Gateway in httpRoute.parentRefs" }}
 {{- end }}
-{{- if and .Values.httpRoute.enabled .Values.envoy.enabled }}
-{{- fail "httpRoute leads to the gateway Service, past Envoy: set envoy.enabled: false" }}
+{{- if and .Values.httpRoute.enabled .Values.envoy.enabled .Values.envoy.tlsSecret }}
+{{- fail "httpRoute leads to Envoy over plain HTTP, which envoy.tlsSecret switches off: the Gateway ends the clients' TLS; leave envoy.tlsSecret empty, or set envoy.enabled: false" }}
 {{- end }}
 {{- with .Values.gateway.autoscaling }}
 {{- if gt (int .minReplicas) (int .maxReplicas) }}
@@ -121,6 +121,7 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- end }}
 {{- include "baton.check.devices" (dict "where" $where "pool" $pool) }}
 {{- include "baton.check.memory" (merge (dict "where" $where) .) }}
+{{- include "baton.check.room" (merge (dict "where" $where) .) }}
 {{- if and .model.source.demo $pool.isGpu (gt (len (include "baton.models" .root | fromYamlArray)) 1) }}
 {{- fail (printf "%s: the demo model would take GPUs beside yours; leave it out with models.%s: null" $where .model.name) }}
 {{- end }}

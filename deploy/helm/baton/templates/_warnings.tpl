@@ -6,6 +6,9 @@
 models.{{ $model.name }}: hub.revision is no commit: a download at another time may have other files, and workers with other files never work together.
 {{- end }}
 {{- end }}
+{{- if and (not $model.source.demo) (not $model.kvBytesPerToken) }}
+models.{{ $model.name }}: without kvBytesPerToken and maxModelLen (`baton size` prints them) nobody checks that its KV caches are large enough.
+{{- end }}
 {{- range $role := list "prefill" "decode" }}
 {{- $pool := include "baton.pool" (dict "root" $ "model" $model "role" $role) | fromYaml }}
 {{- $where := printf "models.%s.%s" $model.name $role }}
