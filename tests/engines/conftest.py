@@ -51,12 +51,16 @@ if VLLM_PYTHON:
     CORES["vllm-on-2-ranks"] = ("vllm", 2)
 
 
-def start_core(engine: str, num_ranks: int = 1, speculation_tokens: int = 0) -> DrivenCore:
+def core_words(engine: str, num_ranks: int = 1, speculation_tokens: int = 0) -> list[str]:
+    """The options of such a core."""
     options = OPTIONS | OWN_OPTIONS.get(engine, {})
     options |= {"--speculation-tokens": str(speculation_tokens)}
     words = [word for option in options.items() for word in option]
-    words += ["--tensor-parallel", str(num_ranks)] if num_ranks > 1 else []
-    return DrivenCore(ENGINES[engine], words)
+    return words + (["--tensor-parallel", str(num_ranks)] if num_ranks > 1 else [])
+
+
+def start_core(engine: str, num_ranks: int = 1, speculation_tokens: int = 0) -> DrivenCore:
+    return DrivenCore(ENGINES[engine], core_words(engine, num_ranks, speculation_tokens))
 
 
 @pytest.fixture(scope="session", params=CORES)

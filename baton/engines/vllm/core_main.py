@@ -14,6 +14,7 @@ from typing import Any
 from baton.engine.process.core import CoreLink, serve
 from baton.system.byte_size import parse_bytes
 from baton.system.cores import num_available_cores
+from baton.system.crash_trace import leave_stack
 
 # One exact version: parts of vLLM that are not its public interface are used here.
 VLLM_VERSION = "0.32.0"
@@ -26,6 +27,7 @@ class CannotServe(Exception):
 
 def main(argv: Sequence[str]) -> int:
     """Load, then step until the front says Shutdown or is gone. Returns the exit code."""
+    leave_stack()
     link, rest = CoreLink.from_argv(argv)
     options = parse_options(rest)
     _set_environment(options)
@@ -93,7 +95,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     from baton.engines.vllm.engine import VllmEngine, VllmParts
     from baton.engines.vllm.model_facts import end_token_ids, grammar_states, kv_spec_of
     from baton.engines.vllm.pace import StepPace
-    from baton.engines.vllm.ranks.executors import OneRank, SeveralRanks, crash_at_once, on_fork
+    from baton.engines.vllm.ranks.executors import OneRank, SeveralRanks, on_fork
     from baton.system.clock import SystemClock
     from baton.wire.fingerprint import model_fingerprint
 
@@ -106,7 +108,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     core = EngineCore(config, ranks, log_stats=True)
     if options.speculation_tokens:
         core.model_executor.check_drafts()
-    crash_at_once()  # now that all libraries are loaded
+    leave_stack()  # again: a library of vLLM's (tvm_ffi) reports a crash first, for seconds
     name = f"vllm {VLLM_VERSION}"
     num_heads = config.model_config.get_total_num_kv_heads()
     kv_spec = kv_spec_of(core.scheduler.kv_cache_config, num_heads, name)
