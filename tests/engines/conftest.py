@@ -27,6 +27,7 @@ else:
         "test_vllm_stats.py",
         "test_mixed_engines.py",
         "test_tensor_parallel.py",
+        "test_expert_parallel.py",
         "test_first_steps.py",
         "test_adapters.py",
         "test_ranks_stack.py",

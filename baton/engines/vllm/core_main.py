@@ -103,6 +103,8 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     if not folder.is_dir():
         raise CannotServe(f"model {options.model}: no such folder")
     config = _engine_config(options)
+    if options.expert_parallel == "on":
+        _divide_experts(config.model_config.quantization)
     on_fork(link.leave)
     ranks = OneRank if options.tensor_parallel == 1 else SeveralRanks
     core = EngineCore(config, ranks, log_stats=True)
@@ -140,6 +142,15 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     return VllmEngine(parts, info, pace, SystemClock())
 
 
+def _divide_experts(quantization: str | None) -> None:
+    """Raises CannotServe for weights whose kernels take no part of the experts."""
+    from baton.engines.vllm.ranks.experts import divide_experts
+
+    if quantization is not None:
+        raise CannotServe(f"expert_parallel: vLLM divides no {quantization} experts on CPUs")
+    divide_experts()
+
+
 def _engine_config(options: argparse.Namespace) -> Any:
     from vllm.config import KVTransferConfig
     from vllm.config.kv_events import KVEventsConfig
@@ -166,6 +177,7 @@ def _engine_config(options: argparse.Namespace) -> Any:
         kv_cache_memory_bytes=options.kv_memory and options.kv_memory // num_ranks,
         gpu_memory_utilization=options.memory_share / num_ranks,
         tensor_parallel_size=num_ranks,
+        enable_expert_parallel=options.expert_parallel == "on",
         enforce_eager=True,
         enable_lora=options.adapter_slots > 0,
         max_loras=num_places,
@@ -212,6 +224,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-step-ms", type=float, default=100.0)
     parser.add_argument("--nixl-agent", default="")
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--expert-parallel", default="off")
     return parser.parse_args(argv)
 
 
