@@ -62,16 +62,14 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--tp", type=int, default=1, metavar="N", help=help_text)
     help_text = "ranks of each prefill worker, where they are not as many (--tp)"
     up.add_argument("--prefill-tp", type=int, default=None, metavar="N", help=help_text)
-    help_text = "each rank has some of a mixture's experts whole; for --tp above 1"
-    up.add_argument("--ep", action="store_true", help=help_text)
+    up.add_argument("--ep", action="store_true", help="ranks (--tp) divide a mixture's experts")
     help_text = "GPUs, one for each rank of each worker: 0,1,2 (all workers share the first)"
     up.add_argument("--gpus", default="", metavar="LIST", help=help_text)
     help_text = "a LoRA adapter, served under this name by --engine vllm; repeatable"
     up.add_argument("--lora", action="append", default=[], metavar="NAME=FOLDER", help=help_text)
     help_text = "of weights and KV cache; auto: the checkpoint's, float32 for float16"
-    up.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help=help_text
-    )
+    dtypes = ("auto", "float32", "bfloat16")
+    up.add_argument("--dtype", choices=dtypes, default="auto", help=help_text)
     help_text = "CPU threads of each worker (all cores, divided by the workers)"
     up.add_argument("--threads", type=int, default=None, metavar="N", help=help_text)
     help_text = f"KV pool of each worker, such as 2GiB; {_AUTO_MEMORY}"
@@ -164,12 +162,11 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
     least = {"prefill": 0, "decode": 1, "aggregated": 0, "speculate": 0}
     ones = ("threads", "max_model_len", "max_batch", "tp", "prefill_tp")
     for name, lowest in (least | dict.fromkeys(ones, 1)).items():
-        value = getattr(arguments, name)
+        value, option = getattr(arguments, name), name.replace("_", "-")
         if value is not None and value < lowest:
-            option = name.replace("_", "-")
             raise StartFailed(f"--{option} {value}: must be {lowest} or more")
         if name in ("tp", "prefill_tp") and (value or 1) > 1 and arguments.engine != "vllm":
-            raise StartFailed(f"--{name.replace('_', '-')} {value}: for --engine vllm only")
+            raise StartFailed(f"--{option} {value}: for --engine vllm only")
     if arguments.ep and max(arguments.tp, arguments.prefill_tp or 1) == 1:
         raise StartFailed("--ep: needs --tp 2 or more, whose ranks share the experts")
     if arguments.kv_memory != plan.AUTO:
