@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ from baton.worker.core_watch import TICK_S, CoreWatch
 from baton.worker.settings import Settings
 from tests.engines.conftest import CORES, ENGINES, core_words
 from tests.engines.dying_core import WatchedCore, ranks_of, until_it_computes, until_it_dies
+from tools.engine_table import ENGINE
 
 # Where a thread of each kind of core is while it computes.
 PLACES = {
@@ -23,11 +25,14 @@ PLACES = {
 
 @pytest.mark.parametrize("name", CORES)
 async def test_a_crash_ends_a_core_at_once_and_leaves_its_stack(
-    name: str, capfd: pytest.CaptureFixture[str]
+    name: str,
+    capfd: pytest.CaptureFixture[str],
+    record_property: Callable[[str, object], None],
 ) -> None:
     """Nothing holds up its end: it would look as if it stood still, and nobody were suspected."""
     engine, num_ranks = CORES[name]
     core = await ProcessEngineClient.start(ENGINES[engine], core_words(engine, num_ranks))
+    record_property(ENGINE, core.info.engine)
     watched = WatchedCore(core)
     watch = CoreWatch(watched, SystemClock(), Settings(model="m").watch_limits())
     await until_it_computes(core)
