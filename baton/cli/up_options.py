@@ -41,6 +41,7 @@ def add_options(up: argparse.ArgumentParser) -> None:
     up.add_argument("--tp", type=int, default=1, metavar="N", help=help_text)
     help_text = "ranks of each prefill worker, where they are not as many (--tp)"
     up.add_argument("--prefill-tp", type=int, default=None, metavar="N", help=help_text)
+    up.add_argument("--ep", action="store_true", help="ranks (--tp) divide a mixture's experts")
     help_text = "GPUs, one for each rank of each worker: 0,1,2 (all workers share the first)"
     up.add_argument("--gpus", default="", metavar="LIST", help=help_text)
     help_text = "a LoRA adapter, served under this name by --engine vllm; repeatable"
@@ -97,6 +98,7 @@ def read_options(arguments: argparse.Namespace) -> plan.Options:
             arguments.prefill_tp,
             _adapters(arguments, served),
             tuple(filter(None, arguments.gpus.split(","))),
+            arguments.ep,
         ),
         port=port,
         spans_forward_to=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
@@ -128,12 +130,13 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
     least = {"prefill": 0, "decode": 1, "aggregated": 0, "speculate": 0}
     ones = ("threads", "max_model_len", "max_batch", "tp", "prefill_tp")
     for name, lowest in (least | dict.fromkeys(ones, 1)).items():
-        value = getattr(arguments, name)
+        value, option = getattr(arguments, name), name.replace("_", "-")
         if value is not None and value < lowest:
-            option = name.replace("_", "-")
             raise StartFailed(f"--{option} {value}: must be {lowest} or more")
         if name in ("tp", "prefill_tp") and (value or 1) > 1 and arguments.engine != "vllm":
-            raise StartFailed(f"--{name.replace('_', '-')} {value}: for --engine vllm only")
+            raise StartFailed(f"--{option} {value}: for --engine vllm only")
+    if arguments.ep and max(arguments.tp, arguments.prefill_tp or 1) == 1:
+        raise StartFailed("--ep: needs --tp 2 or more, whose ranks share the experts")
     if arguments.kv_memory != plan.AUTO:
         try:
             parse_bytes(arguments.kv_memory)

@@ -65,6 +65,7 @@ class WorkerOptions:
     adapters: Mapping[str, Path] = field(default_factory=dict)
     # As CUDA_VISIBLE_DEVICES has them, one for each rank of each worker; empty = one for all.
     gpus: tuple[str, ...] = ()
+    is_expert_parallel: bool = False
 
     def num_ranks(self, role: str) -> int:
         """The ranks of a worker with this role."""
@@ -132,6 +133,7 @@ class Options:
         """Settings that the workers of a role share, under the names of `baton.worker.settings`."""
         worker = self.worker
         memory_share = GPU_MEMORY_SHARE if worker.gpus else MEMORY_SHARE / self.num_workers
+        has_experts = worker.is_expert_parallel and worker.num_ranks(role) > 1
         settings = {
             "dtype": worker.dtype,
             "threads": worker.num_threads or max(1, num_available_cores() // self.num_workers),
@@ -145,6 +147,7 @@ class Options:
             "engine": worker.engine,
             "engine_python": worker.engine_python or None,
             "tensor_parallel": worker.num_ranks(role),
+            "expert_parallel": "on" if has_experts else None,
             "drain_s": DRAIN_S,
         }
         return {name: str(value) for name, value in settings.items() if value is not None}

@@ -46,6 +46,7 @@ from baton.model.load.tokenizer_file import find_tokenizer_file
 from baton.system.byte_size import parse_bytes
 from baton.system.clock import SystemClock
 from baton.system.cores import num_available_cores
+from baton.system.crash_trace import leave_stack
 from baton.system.load_progress import LoadStage, LoadTeller, Tell, untold
 
 EXIT_CANNOT_SERVE = 3
@@ -56,6 +57,7 @@ RunnerMaker = Callable[..., tuple[Runner, LoadedModel]]
 
 def main(argv: Sequence[str], make: RunnerMaker = make_runner) -> int:
     """Load, then step until the front says Shutdown or is gone. Returns the exit code."""
+    leave_stack()
     link, rest = CoreLink.from_argv(argv)
     options = parse_options(rest)
     tell = LoadTeller().tell

@@ -38,6 +38,8 @@ class Settings:
     engine_python: str = ""
     # Ranks, with a part of the weights and some of the KV heads each; more than one for vllm only.
     tensor_parallel: int = 1
+    # Whether each rank has some of a mixture's experts whole, not a part of each of them.
+    expert_parallel: Literal["on", "off"] = "off"
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # auto = the GPU where there is one.
@@ -116,6 +118,8 @@ class Settings:
             raise ValueError("max_step_ms must not be below 0")
         if self.tensor_parallel > 1 and self.engine != "vllm":
             raise ValueError("tensor_parallel above 1 is for engine vllm only")
+        if self.expert_parallel == "on" and self.tensor_parallel == 1:
+            raise ValueError("expert_parallel needs tensor_parallel above 1: the ranks share them")
         if self.deterministic == "on" and self.device == "cuda":
             raise ValueError("deterministic is for device cpu only")
         if self.adapters is not None and self.engine != "vllm":
@@ -170,6 +174,7 @@ class Settings:
             "--max-step-ms": self.max_step_ms,
             "--speculation-tokens": self.speculation_tokens,
             "--tensor-parallel": self.tensor_parallel if self.tensor_parallel > 1 else None,
+            "--expert-parallel": "on" if self.expert_parallel == "on" else None,
             "--adapter-slots": None if self.adapters is None else self.adapter_slots,
             "--adapter-rank": None if self.adapters is None else self.adapter_rank,
             "--nixl-agent": self.identity() if "nixl" in self.handoff().names else "",

@@ -1,4 +1,5 @@
-"""Whole stacks whose workers run vLLM's engine, beside `vllm serve`: aggregated and split.
+"""Whole stacks whose workers run vLLM's engine, beside `vllm serve`: aggregated and split; and a
+pair of vLLM's own servers with its NIXL connector, where NIXL is installed.
 
 Each has all cores of the machine: one engine of all threads, or two workers of half of them. All
 run at once and take turns, so that a noisy minute hits all of them. Three things are measured:
@@ -20,11 +21,12 @@ from bench.machine import describe_machine
 from bench.measured_process import run_to_end
 from bench.models import ensure_model
 from bench.serving import disagg
+from bench.serving.nixl_pair import NIXL_PAIR, nixl_folder
 from bench.serving.served import ServedBench, ServedPlan
 from bench.workload import RequestSize
 
 Record = dict[str, Any]
-SERVERS = ("vllm", "baton on vllm", "baton on vllm, split")
+SERVERS = ("vllm", NIXL_PAIR, "baton on vllm", "baton on vllm, split")
 _FRONT_BATCHES = (1, 8, 32)
 _SIZE = RequestSize(0, 64, 64)
 # Less than what `vllm serve` is told to take at most, with the answer.
@@ -63,7 +65,7 @@ def _records(options: BenchOptions, report: Callable[[str], None]) -> Iterator[R
     plan = ServedPlan(
         options.model,
         folder,
-        list(SERVERS),
+        [name for name in SERVERS if name != NIXL_PAIR or nixl_folder()],
         list(options.concurrencies),
         _SIZE,
         options.num_requests,

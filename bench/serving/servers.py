@@ -1,6 +1,6 @@
-"""Starts what is measured through HTTP: the whole local stack with one worker, and vLLM's server.
+"""Starts what is measured through HTTP: whole local stacks, vLLM's server, and a pair of them.
 
-Both get the same threads, pool and model; a server is ready when it says so itself.
+All get the same threads, pool and model; a server is ready when it says so itself.
 """
 
 import shutil
@@ -26,6 +26,7 @@ from bench.contenders import (
 )
 from bench.machine import process_tree, tree_cpu_s, tree_memory_bytes
 from bench.measured_process import MeasuredProcess, put_ahead
+from bench.serving.nixl_pair import NIXL_PAIR, pair_command
 
 _START_TIMEOUT_S = 600.0
 _POLL_S = 0.02
@@ -63,6 +64,7 @@ class Server:
         all_bytes, pool_bytes = tree_memory_bytes(self.process.pid, POOL_NAME)
         # vLLM's pool has no name, and is touched as a whole when it is made.
         reserved = 0 if self.name in STACKS else parity.kv_bytes
+        reserved *= 2 if self.name == NIXL_PAIR else 1
         return {"memory_bytes": all_bytes, "pool_bytes": pool_bytes or reserved}
 
     def settle(self) -> None:
@@ -89,7 +91,8 @@ def start_server(name: str, model: Path, parity: Parity, log: Path) -> Server:
         server = start_stack(STACKS[name], model, parity, log)
         server.name = name
         return server
-    return _ready(*_start_vllm(model, parity, log))
+    start = _start_pair if name == NIXL_PAIR else _start_vllm
+    return _ready(*start(model, parity, log))
 
 
 def start_stack(workers: Mapping[str, object], model: Path, parity: Parity, log: Path) -> Server:
@@ -164,18 +167,40 @@ def _start_baton(
 
 def _start_vllm(model: Path, parity: Parity, log: Path) -> tuple[Server, Callable[[], bool]]:
     port = free_ports(1)[0]
+    argv = [vllm_command(), *_serve_words(model, parity), "--port", str(port)]
+    environment = {**clean_environment(), **vllm_environment(parity)}
+    return _listening(Server("vllm", *_start(argv, log, environment), model=model.name), port)
+
+
+def _start_pair(model: Path, parity: Parity, log: Path) -> tuple[Server, Callable[[], bool]]:
+    port = free_ports(1)[0]
+    folder = Path(tempfile.mkdtemp(prefix="nixl-pair-"))
+    argv = pair_command(port, _serve_words(model, parity), parity, folder)
+    server = Server(NIXL_PAIR, *_start(argv, log, clean_environment()), model=model.name)
+    server.on_stop = lambda: shutil.rmtree(folder, ignore_errors=True)
+    return _listening(server, port)
+
+
+def _serve_words(model: Path, parity: Parity) -> list[str]:
+    """Of `vllm serve`, without a port."""
     options = {
         "--host": LOOPBACK,
-        "--port": port,
         "--dtype": parity.dtype,
         "--max-model-len": 2048,
         "--served-model-name": model.name,
     }
     words = [str(word) for pair in options.items() for word in pair]
-    argv = [vllm_command(), "serve", str(model), *words, "--no-enable-log-requests"]
-    environment = {**clean_environment(), **vllm_environment(parity)}
+    return ["serve", str(model), *words, "--no-enable-log-requests"]
+
+
+def _start(
+    argv: list[str], log: Path, environment: Mapping[str, str]
+) -> tuple[MeasuredProcess, float]:
     started_at = time.perf_counter()
-    server = Server("vllm", MeasuredProcess(argv, log, environment), started_at, model=model.name)
+    return MeasuredProcess(argv, log, environment), started_at
+
+
+def _listening(server: Server, port: int) -> tuple[Server, Callable[[], bool]]:
     server.base_url = f"http://{LOOPBACK}:{port}/v1"
     return server, lambda: _answers(f"http://{LOOPBACK}:{port}/health")
 

@@ -49,6 +49,11 @@ def test_the_workers_image_has_all_that_workers_import() -> None:
     assert needed(roots) <= copied("worker.Dockerfile")
 
 
+def test_the_image_with_vllm_has_all_that_its_fronts_and_its_core_import() -> None:
+    roots = {"services/prefill_worker", "services/decode_worker", "baton/worker", "baton/engines"}
+    assert needed(roots) <= copied("worker-vllm.Dockerfile")
+
+
 @pytest.mark.parametrize("service", LIGHT)
 def test_a_light_image_has_all_that_its_service_imports(service: str) -> None:
     assert needed({f"services/{service}"}) <= copied("service.Dockerfile")

@@ -42,7 +42,8 @@ def test_an_accelerator_is_a_device_for_each_rank(name: str, resource: str, coun
     assert container["resources"]["limits"][resource] == count
     assert env["BATON_WORKER_DEVICE"] == "cuda"
     assert env.get("BATON_WORKER_TENSOR_PARALLEL", "1") == count
-    assert "baton-worker-cuda:" in container["image"] or env["BATON_WORKER_ENGINE"] == "vllm"
+    engine = "-vllm" if env.get("BATON_WORKER_ENGINE") == "vllm" else ""
+    assert f"/baton-worker{engine}-cuda:" in container["image"]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,42 @@ def test_rdma_is_a_device_a_right_a_network_and_a_transport() -> None:
     (workload,) = of_component(profile("h100-rdma"), "decode")
     networks = pod_of(workload)["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
     assert networks == "infiniband"
+
+
+def test_a_worker_with_vllm_has_its_image_time_to_compile_and_room_for_it() -> None:
+    pool = {
+        "settings": {"engine": "vllm"},
+        "parallelism": {"tensor": 2, "expert": True},
+        "compileCache": {"claim": "compiled"},
+    }
+    objects = render({"poolDefaults": pool})
+    for workload in of_component(objects, "prefill", "decode"):
+        spec = pod_of(workload)["spec"]
+        (container,) = spec["containers"]
+        env = environment(workload)
+        assert "/baton-worker-vllm:" in container["image"]
+        assert env["BATON_WORKER_TENSOR_PARALLEL"] == "2"
+        assert env["BATON_WORKER_EXPERT_PARALLEL"] == "on"
+        # The image names the interpreter that has vLLM.
+        assert "BATON_WORKER_ENGINE_PYTHON" not in env
+        probe = container["startupProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] > 600
+        assert int(env["BATON_WORKER_LOAD_TIMEOUT_S"]) > 600
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        cache = volumes[mounts["/var/cache/baton"]]
+        assert cache["persistentVolumeClaim"]["claimName"] == "compiled"
+        shared = volumes[mounts["/dev/shm"]]["emptyDir"]
+        assert shared == {"medium": "Memory", "sizeLimit": "2Gi"}
+
+
+def test_what_vllm_compiles_is_kept_in_the_pod_without_a_claim() -> None:
+    objects = render({"poolDefaults": {"settings": {"engine": "vllm"}}})
+    (workload,) = of_component(objects, "decode")
+    volumes = {volume["name"]: volume for volume in pod_of(workload)["spec"]["volumes"]}
+    assert volumes["compiled"]["emptyDir"] == {"sizeLimit": "4Gi"}
+    (plain,) = of_component(render({}), "decode")
+    assert "compiled" not in {volume["name"] for volume in pod_of(plain)["spec"]["volumes"]}
 
 
 def test_a_device_may_come_from_a_resource_claim() -> None:

@@ -102,6 +102,10 @@ REFUSED = {
         model(accelerator=GPU, gpuMemoryGiB=80, parallelism={"tensor": 2}),
         "more are for settings.engine: vllm",
     ),
+    "experts for one rank": (
+        model(parallelism={"tensor": 1, "expert": True}, settings={"engine": "vllm"}),
+        "the experts are divided among ranks, and parallelism.tensor is 1",
+    ),
     "slices as ranks": (
         model(
             accelerator={"resource": "nvidia.com/mig-3g.40gb"},

@@ -1,4 +1,4 @@
-"""What is left of the Kubernetes client in the images still follows a Service."""
+"""What images leave out is nothing that their services need."""
 
 import os
 import re
@@ -7,10 +7,15 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import yaml
+
+from baton.engines.vllm.core_main import VLLM_VERSION
 from tests.chart.rendered import ROOT
 from tests.kit.kube.kube_api import KubeApi
 from tests.kit.kube.kube_store import Key
 
+IMAGE_SCRIPT = ROOT / "tools/images.sh"
+VLLM_DOCKERFILE = ROOT / "deploy/docker/worker-vllm.Dockerfile"
 DOCKERFILE = ROOT / "deploy/docker/service.Dockerfile"
 SLICE = {
     "metadata": {"name": "workers-1", "labels": {"kubernetes.io/service-name": "workers"}},
@@ -80,3 +85,29 @@ def test_discovery_runs_with_the_files_that_images_keep(tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["10.0.0.1:7200"]
+
+
+def test_images_with_vllm_are_made_from_the_version_that_workers_ask_for(tmp_path: Path) -> None:
+    engine = tmp_path / "docker"
+    engine.write_text('#!/bin/sh\necho "$@"\n')
+    engine.chmod(0o755)
+    done = subprocess.run(
+        [IMAGE_SCRIPT, "worker-vllm", "worker-vllm-cuda"],
+        env={"PATH": os.environ["PATH"], "ENGINE": str(engine), "BASE": "python@sha256:1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for_cpus, for_gpus = done.stdout.splitlines()
+    assert f"BASE=docker.io/vllm/vllm-openai-cpu:v{VLLM_VERSION} " in for_cpus
+    assert f"BASE=docker.io/vllm/vllm-openai:v{VLLM_VERSION} " in for_gpus
+    assert "python@sha256" not in done.stdout
+    assert f"BASE=docker.io/vllm/vllm-openai-cpu:v{VLLM_VERSION}\n" in VLLM_DOCKERFILE.read_text()
+
+
+def test_a_release_has_each_image_that_a_worker_starts_in() -> None:
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    names = release["jobs"]["image"]["strategy"]["matrix"]["name"]
+    known = re.findall(r"\[(gateway\|.*?)\]", IMAGE_SCRIPT.read_text())[0].split("|")
+    # vLLM's engine does not start on GPUs.
+    assert set(known) - set(names) == {"worker-vllm-cuda"}

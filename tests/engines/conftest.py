@@ -27,6 +27,7 @@ else:
         "test_vllm_stats.py",
         "test_mixed_engines.py",
         "test_tensor_parallel.py",
+        "test_expert_parallel.py",
         "test_first_steps.py",
         "test_adapters.py",
         "test_ranks_stack.py",
@@ -51,12 +52,16 @@ if VLLM_PYTHON:
     CORES["vllm-on-2-ranks"] = ("vllm", 2)
 
 
-def start_core(engine: str, num_ranks: int = 1, speculation_tokens: int = 0) -> DrivenCore:
+def core_words(engine: str, num_ranks: int = 1, speculation_tokens: int = 0) -> list[str]:
+    """The options of such a core."""
     options = OPTIONS | OWN_OPTIONS.get(engine, {})
     options |= {"--speculation-tokens": str(speculation_tokens)}
     words = [word for option in options.items() for word in option]
-    words += ["--tensor-parallel", str(num_ranks)] if num_ranks > 1 else []
-    return DrivenCore(ENGINES[engine], words)
+    return words + (["--tensor-parallel", str(num_ranks)] if num_ranks > 1 else [])
+
+
+def start_core(engine: str, num_ranks: int = 1, speculation_tokens: int = 0) -> DrivenCore:
+    return DrivenCore(ENGINES[engine], core_words(engine, num_ranks, speculation_tokens))
 
 
 @pytest.fixture(scope="session", params=CORES)

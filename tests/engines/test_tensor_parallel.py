@@ -8,22 +8,25 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from baton.engine.process.process_client import ProcessEngineClient
-from baton.engine.protocol.client import CoreDied
 from baton.engine.protocol.messages import Start
 from baton.system.clock import SystemClock
-from baton.testing.engine_driver import add_sequence
 from baton.worker.core_watch import TICK_S, CoreWatch
 from baton.worker.settings import Settings
-from tests.engines.conftest import ENGINES, OPTIONS, start_core
+from tests.engines.conftest import ENGINES, core_words, start_core
 from tests.engines.driven_core import DrivenCore
+from tests.engines.dying_core import (
+    PROMPT,
+    WatchedCore,
+    ranks_of,
+    until_it_computes,
+    until_it_dies,
+)
 
-PROMPT = list(range(700, 845))  # four full blocks and a part
 GREEDY = {"max_tokens": 30, "ignore_eos": True}
 SAMPLED = {**GREEDY, "temperature": 0.9, "seed": 11, "top_p": 0.95, "presence_penalty": 0.6}
 LIMIT_S = 3.0
@@ -67,53 +70,17 @@ def test_workers_with_any_number_of_ranks_have_blocks_of_one_form(
 
 
 async def start(folder: Path) -> ProcessEngineClient:
-    words = [word for option in OPTIONS.items() for word in option]
-    words += ["--tensor-parallel", "2"]
     # What was compiled for other cores is used again.
     compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
     env = {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(compiled)}
     spec = replace(ENGINES["vllm"], env=env)
-    return await ProcessEngineClient.start(spec, words)
-
-
-def ranks_of(core: ProcessEngineClient) -> list[psutil.Process]:
-    """The processes in which the core computes, by the title that vLLM gives them."""
-    children = psutil.Process(core.pid).children()
-    return [child for child in children if "Worker_TP" in child.cmdline()[0]]
-
-
-class WatchedCore:
-    """A core that knows whether it was killed: its end may take a while on a busy machine."""
-
-    def __init__(self, core: ProcessEngineClient) -> None:
-        self.is_killed = False
-        self._core = core
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
-
-    def kill(self) -> None:
-        self.is_killed = True
-        self._core.kill()
+    return await ProcessEngineClient.start(spec, core_words("vllm", 2))
 
 
 async def until_gone(processes: list[psutil.Process]) -> None:
     async with asyncio.timeout(LIMIT_S):
         while any(each.is_running() and each.status() != "zombie" for each in processes):
             await asyncio.sleep(0.02)
-
-
-async def until_it_computes(core: ProcessEngineClient) -> None:
-    core.send(add_sequence(1, PROMPT, max_tokens=400, ignore_eos=True))
-    while not (await core.events()).token_ids:
-        pass
-
-
-async def until_it_dies(core: ProcessEngineClient) -> tuple[str, ...]:
-    with pytest.raises(CoreDied) as died:
-        while True:
-            await core.events()
-    return died.value.suspect_request_ids
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -14,6 +14,7 @@ from typing import Any
 from baton.engine.process.core import CoreLink, serve
 from baton.system.byte_size import parse_bytes
 from baton.system.cores import num_available_cores
+from baton.system.crash_trace import leave_stack
 
 # One exact version: parts of vLLM that are not its public interface are used here.
 VLLM_VERSION = "0.32.0"
@@ -26,6 +27,7 @@ class CannotServe(Exception):
 
 def main(argv: Sequence[str]) -> int:
     """Load, then step until the front says Shutdown or is gone. Returns the exit code."""
+    leave_stack()
     link, rest = CoreLink.from_argv(argv)
     options = parse_options(rest)
     _set_environment(options)
@@ -93,7 +95,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     from baton.engines.vllm.engine import VllmEngine, VllmParts
     from baton.engines.vllm.model_facts import end_token_ids, grammar_states, kv_spec_of
     from baton.engines.vllm.pace import StepPace
-    from baton.engines.vllm.ranks.executors import OneRank, SeveralRanks, crash_at_once, on_fork
+    from baton.engines.vllm.ranks.executors import OneRank, SeveralRanks, on_fork
     from baton.system.clock import SystemClock
     from baton.wire.fingerprint import model_fingerprint
 
@@ -101,12 +103,14 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     if not folder.is_dir():
         raise CannotServe(f"model {options.model}: no such folder")
     config = _engine_config(options)
+    if options.expert_parallel == "on":
+        _divide_experts(config.model_config.quantization)
     on_fork(link.leave)
     ranks = OneRank if options.tensor_parallel == 1 else SeveralRanks
     core = EngineCore(config, ranks, log_stats=True)
     if options.speculation_tokens:
         core.model_executor.check_drafts()
-    crash_at_once()  # now that all libraries are loaded
+    leave_stack()  # again: a library of vLLM's (tvm_ffi) reports a crash first, for seconds
     name = f"vllm {VLLM_VERSION}"
     num_heads = config.model_config.get_total_num_kv_heads()
     kv_spec = kv_spec_of(core.scheduler.kv_cache_config, num_heads, name)
@@ -138,6 +142,15 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     return VllmEngine(parts, info, pace, SystemClock())
 
 
+def _divide_experts(quantization: str | None) -> None:
+    """Raises CannotServe for weights whose kernels take no part of the experts."""
+    from baton.engines.vllm.ranks.experts import divide_experts
+
+    if quantization is not None:
+        raise CannotServe(f"expert_parallel: vLLM divides no {quantization} experts on CPUs")
+    divide_experts()
+
+
 def _engine_config(options: argparse.Namespace) -> Any:
     from vllm.config import KVTransferConfig
     from vllm.config.kv_events import KVEventsConfig
@@ -164,6 +177,7 @@ def _engine_config(options: argparse.Namespace) -> Any:
         kv_cache_memory_bytes=options.kv_memory and options.kv_memory // num_ranks,
         gpu_memory_utilization=options.memory_share / num_ranks,
         tensor_parallel_size=num_ranks,
+        enable_expert_parallel=options.expert_parallel == "on",
         enforce_eager=True,
         enable_lora=options.adapter_slots > 0,
         max_loras=num_places,
@@ -210,6 +224,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-step-ms", type=float, default=100.0)
     parser.add_argument("--nixl-agent", default="")
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--expert-parallel", default="off")
     return parser.parse_args(argv)
 
 

@@ -1,6 +1,5 @@
 """The cases with vLLM's own NIXL connector: two engines that a client joins, as its proxies do."""
 
-import importlib.util
 import json
 import os
 import queue
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.localstack.ports import free_ports
+from bench.serving.nixl_pair import link_nixl
 from tests.engines.conftest import MODEL, VLLM_PYTHON
 from tests.engines.connectors.outcomes import (
     ANSWER_LIMIT_S,
@@ -31,12 +31,6 @@ LOAD_TIMEOUT_S = 600.0
 KV_BYTES = 8 * 2**20
 PULL, PUSH = "NixlConnector", "NixlPushConnector"
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-
-
-def nixl_folder() -> str:
-    """The folder with the package that Baton's own environment has; empty where it has none."""
-    spec = importlib.util.find_spec("nixl_cu12")
-    return str(Path(spec.origin).parents[1]) if spec and spec.origin else ""
 
 
 class EngineDied(Exception):
@@ -59,11 +53,7 @@ class StockEngine:
         self._answers: dict[str, dict[str, Any]] = {}
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        links = folder / "nixl"
-        if not links.exists():
-            links.mkdir()
-            for path in Path(nixl_folder()).glob("nixl_cu12*"):
-                (links / path.name).symlink_to(path)
+        links = link_nixl(folder)
         with (folder / "stock.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [VLLM_PYTHON, str(PROGRAM), json.dumps(options)],

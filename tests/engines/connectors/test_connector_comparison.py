@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.serving.nixl_pair import nixl_folder
 from tests.engines.connectors.ours import OurCases
 from tests.engines.connectors.outcomes import CASES, Outcome, table
-from tests.engines.connectors.stock import StockCases, nixl_folder
+from tests.engines.connectors.stock import StockCases
 
 # Each case has a prompt of its own: five blocks of 32, of which the last is not full.
 PROMPTS = [random.Random(number).choices(range(100, 4000), k=150) for number in range(8)]

@@ -39,6 +39,7 @@ def model(tmp_path: Path) -> str:
         (["--tp", "0"], "--tp 0"),
         (["--tp", "2"], "--tp 2: for --engine vllm only"),
         (["--prefill-tp", "2"], "--prefill-tp 2: for --engine vllm only"),
+        (["--ep"], "--ep: needs --tp 2 or more"),
         (["--kv-memory", "much"], "--kv-memory 'much'"),
         (
             ["--replicas", "redis=2"],

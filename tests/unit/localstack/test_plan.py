@@ -146,6 +146,16 @@ def test_prefill_workers_may_have_another_number_of_ranks(tmp_path: Path) -> Non
     assert ranks == {"prefill-1": "1", "decode-1": "2", "decode-2": "2"}
 
 
+def test_experts_are_divided_where_there_are_several_ranks(tmp_path: Path) -> None:
+    options_ = plan.WorkerOptions(
+        engine="vllm", tensor_parallel=2, prefill_tensor_parallel=1, is_expert_parallel=True
+    )
+    made = plan.make(Home(tmp_path), options(tmp_path, worker=options_))
+    of_workers = {each.name: each.environment for each in made.services}
+    assert "BATON_WORKER_EXPERT_PARALLEL" not in of_workers["prefill-1"]
+    assert of_workers["decode-2"]["BATON_WORKER_EXPERT_PARALLEL"] == "on"
+
+
 def test_every_replica_is_known_to_each_service_that_dials_it(tmp_path: Path) -> None:
     asked = options(tmp_path, replicas={"gateway": 2, "quota": 2, "tokenizer": 3, "router": 2})
     made = plan.make(Home(tmp_path), asked)

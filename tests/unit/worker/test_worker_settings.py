@@ -40,6 +40,13 @@ def test_several_ranks_are_for_vllm_and_one_that_hangs_ends_the_worker_soon() ->
         load(model="m", tensor_parallel="2")
 
 
+def test_experts_are_divided_among_several_ranks_only() -> None:
+    asked = load(model="m", engine="vllm", tensor_parallel="2", expert_parallel="on")
+    assert "--expert-parallel on" in " ".join(asked.core_arguments())
+    with pytest.raises(SettingsError, match="expert_parallel needs tensor_parallel above 1"):
+        load(model="m", engine="vllm", expert_parallel="on")
+
+
 def test_adapters_are_for_the_engine_that_has_them() -> None:
     asked = load(model="m", engine="vllm", adapters="/adapters", adapter_slots="3")
     assert "--adapter-slots 3 --adapter-rank 16" in " ".join(asked.core_arguments())

@@ -10,7 +10,7 @@ import os
 import re
 import select
 import shutil
-import signal
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +26,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from baton.engine.protocol.batch import RowLogprobs
 from baton.engines.vllm.ranks.draft_check import check_drafts
 from baton.engines.vllm.row_choice import EXTRA_KEY, RowOptions
+from baton.system.crash_trace import leave_stack
 from baton.system.parent_death import die_with_parent
 
 EXIT_RANK_DIED = 4
@@ -91,26 +92,23 @@ class SeveralRanks(Ranks, MultiprocExecutor):  # type: ignore[misc]
 
     def start_worker_monitor(self, inline: bool = False) -> None:
         """End this process as soon as a rank has ended."""
-        ends = [rank.proc.sentinel for rank in self.workers]
-        Thread(target=_end_with_the_first, args=(ends,), daemon=True, name="rank-watch").start()
+        ranks = [rank.proc for rank in self.workers]
+        Thread(target=_end_with_the_first, args=(ranks,), daemon=True, name="rank-watch").start()
 
 
 def on_fork(leave_front: Callable[[], None]) -> None:
     """Have each process that is forked from now on end with this one, and leave the front to it."""
     os.register_at_fork(after_in_child=leave_front)
     os.register_at_fork(after_in_child=die_with_parent)
-    os.register_at_fork(after_in_child=crash_at_once)
+    os.register_at_fork(after_in_child=leave_stack)
 
 
-def crash_at_once() -> None:
-    """Let a crash end this process at once. A library of vLLM's (tvm_ffi) reports one first, for
-    seconds, in which the core would be taken for one that stands still."""
-    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def _end_with_the_first(ends: Sequence[int]) -> None:
-    select.select(ends, (), ())
+def _end_with_the_first(ranks: Sequence[Any]) -> None:
+    ended, _, _ = select.select([rank.sentinel for rank in ranks], (), ())
+    for number, rank in enumerate(ranks):
+        if rank.sentinel in ended:
+            rank.join()
+            print(f"rank {number} has ended with {rank.exitcode}", file=sys.stderr, flush=True)
     os._exit(EXIT_RANK_DIED)
 
 

@@ -152,6 +152,9 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- if and (gt $tensor 1) (ne ($pool.settings.engine | default "baton") "vllm") }}
 {{- fail (printf "%s.parallelism.tensor is %d: Baton's engine computes a worker on one device; more are for settings.engine: vllm" $where $tensor) }}
 {{- end }}
+{{- if and $pool.parallelism.expert (eq $tensor 1) }}
+{{- fail (printf "%s.parallelism.expert: the experts are divided among ranks, and parallelism.tensor is 1" $where) }}
+{{- end }}
 {{- if and (gt $tensor 1) (contains "/mig-" $a.resource) }}
 {{- fail (printf "%s.parallelism.tensor is %d: slices of GPUs (%s) do not work together" $where $tensor $a.resource) }}
 {{- end }}

@@ -7,6 +7,8 @@ What follows from a pool's devices, filled into the pool: (dict "pool" $pool "mo
 {{- $a := $pool.accelerator }}
 {{- $tensor := int $pool.parallelism.tensor }}
 {{- $_ := set $pool "isGpu" (not (empty (or $a.resource $a.claim))) }}
+{{- $_ = set $pool "isVllm" (eq ($pool.settings.engine | default "baton") "vllm") }}
+{{- $_ = set $pool "imageName" (print "worker" (ternary "-vllm" "" $pool.isVllm) (ternary "-cuda" "" $pool.isGpu)) }}
 {{- $_ = set $pool "resources" (deepCopy ($pool.resources | default dict)) }}
 {{- range $part := list "requests" "limits" }}
 {{- $_ = set $pool.resources $part (get $pool.resources $part | default dict) }}

@@ -85,7 +85,7 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 {{- if $given.resources }}{{ $_ := set $pool "resources" $given.resources }}{{ end }}
 {{- if not $pool.storage }}{{ $_ := set $pool "storage" "default" }}{{ end }}
 {{- if not $pool.startupSeconds }}
-{{- $_ := set $pool "startupSeconds" (add 120 (mulf 10 .model.sizeGiB | ceil)) }}
+{{- $_ := set $pool "startupSeconds" (add (ternary 600 120 (eq ($pool.settings.engine | default "baton") "vllm")) (mulf 10 .model.sizeGiB | ceil)) }}
 {{- end }}
 {{- include "baton.pool.devices" (dict "pool" $pool "model" .model) }}
 {{- toYaml $pool }}
