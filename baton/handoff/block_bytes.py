@@ -1,7 +1,8 @@
-"""Pages of a KV pool as bytes: what a transfer reads from one pool and writes into another.
+"""Pages of a shared pool as bytes: what a transfer reads from one pool and writes into another.
 
-The pool is shared memory that the engine's core owns; a caller may touch a block only between the
-core's word that it is bound and its own word that it is released. Knows nothing of sequences.
+The pool is shared memory that the engine's core owns, in rows; a caller may touch a row only
+between the core's word that it is bound and its own word that it is released. Whose block a row
+holds, and when, is the core's business: ids are those of rows here. Knows nothing of sequences.
 """
 
 from collections.abc import Sequence

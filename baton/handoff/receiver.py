@@ -69,7 +69,7 @@ class Receiver:
         self._blocks = blocks
         self._on_consumed = on_consumed
         self._on_late = on_late
-        self._block_ids: Sequence[int] | None = None
+        self._rows: Sequence[int] | None = None
         self._waiting: list[tuple[handoff_pb2.Blocks, Pages]] = []
         self._missing = MissingPages(blocks.spec, ticket)
         self._is_committed = False
@@ -77,18 +77,21 @@ class Receiver:
 
     @property
     def is_bound(self) -> bool:
-        return self._block_ids is not None
+        return self._rows is not None
 
     @property
     def is_complete(self) -> bool:
         """Every block is here and verified, and the sender has committed."""
         return self._is_committed and self.is_bound and self._missing.num_left == 0
 
-    def bind(self, block_ids: Sequence[int]) -> None:
-        """Use this block table from now on, also for the frames that waited. Raises BadBlocks."""
-        assert self._block_ids is None, "blocks are bound once"
-        assert len(block_ids) >= self.ticket.num_blocks, "the table covers the whole prompt"
-        self._block_ids = block_ids
+    def bind(self, rows: Sequence[int]) -> None:
+        """Write the missing blocks into these rows from now on, also those of frames that waited.
+
+        Raises BadBlocks.
+        """
+        assert self._rows is None, "blocks are bound once"
+        assert len(rows) == self.ticket.num_missing_blocks, "each missing block has a row"
+        self._rows = rows
         waiting, self._waiting = self._waiting, []
         for index, (frame, pages) in enumerate(waiting):
             try:
@@ -110,7 +113,7 @@ class Receiver:
         """The pages of a checked frame. Raises BadBlocks."""
         if self._is_closed:
             self._consume(frame, pages)
-        elif self._block_ids is None:
+        elif self._rows is None:
             self._waiting.append((frame, pages))
         else:
             self._write(frame, pages)
@@ -150,12 +153,13 @@ class Receiver:
             raise BadBlocks(BadBlocksCause.RANGE, "a frame without blocks")
 
     def _write(self, frame: handoff_pb2.Blocks, pages: Pages) -> None:
-        assert self._block_ids is not None
+        assert self._rows is not None
         try:
             if self._missing.num_in(frame) == 0:
                 return
-            ids = self._block_ids[frame.first_block : frame.first_block + frame.num_blocks]
-            if pages.land(self._blocks, frame, ids, partial(self._landed_late, frame)):
+            first = frame.first_block - self.ticket.first_missing_block
+            rows = self._rows[first : first + frame.num_blocks]
+            if pages.land(self._blocks, frame, rows, partial(self._landed_late, frame)):
                 self._landed(frame)
         finally:
             self._consume(frame, pages)

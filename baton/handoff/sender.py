@@ -20,14 +20,14 @@ from baton.wire.v1 import handoff_pb2
 
 
 class Sender:
-    """`block_ids` is the sequence's block table so far; the pool stays held by the owner."""
+    """`rows` are where the blocks lie that the receiver lacks; they stay held by their owner."""
 
     def __init__(
-        self, ticket: Ticket, block_ids: Sequence[int], blocks: BlockBytes, sending: SendingEnd
+        self, ticket: Ticket, rows: Sequence[int], blocks: BlockBytes, sending: SendingEnd
     ) -> None:
-        assert ticket.first_missing_block <= ticket.num_blocks
+        assert len(rows) == ticket.num_missing_blocks >= 0
         self.ticket = ticket
-        self._block_ids = list(block_ids)
+        self._rows = rows
         self._blocks = blocks
         self._sending = sending
         # By layer: the blocks before this one are final there, or the receiver has them.
@@ -48,10 +48,6 @@ class Sender:
     def add_checksums(self, checksums: Sequence[BlockChecksums]) -> None:
         """Checksums that the device has computed, of blocks that become ready next."""
         self._checksums.update((of_block.index, of_block.sums) for of_block in checksums)
-
-    def add_blocks(self, block_ids: Sequence[int]) -> None:
-        """The sequence's table goes on with these."""
-        self._block_ids += block_ids
 
     def advance(self, num_final_tokens: int, num_layers: int | None = None) -> None:
         """The KV of the first `num_final_tokens` tokens will not change any more: in all layers, or
@@ -111,11 +107,10 @@ class Sender:
             if sums is not None:
                 blocks.pool_ref.page_checksums.add(place=place, sum=sums[layers.start])
         self._num_messages += 1
-        ids = self._block_ids[first_block : first_block + num_blocks]
-        return self._sending.pack(frame, ids)
+        first_row = first_block - self.ticket.first_missing_block
+        return self._sending.pack(frame, self._rows[first_row : first_row + num_blocks])
 
     def _make_ready(self, num_ready: int, num_layers: int) -> None:
-        assert len(self._block_ids) >= num_ready, "a block is in the table before it is final"
         for group in self._sending.layer_groups:
             layers = range(group.start, min(group.stop, num_layers))
             # Pages leave together where those before them have left together.

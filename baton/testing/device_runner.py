@@ -1,6 +1,6 @@
-"""A FakeRunner whose cache is not the shared pool, as on a GPU: blocks move as the batch says.
+"""A FakeRunner whose cache is not the shared pool, as on a GPU: blocks move through a ring.
 
-A copy to the shared pool takes some polls; until then the pool keeps its former content. The
+A copy into the ring takes some polls; until then its rows keep their former content. The
 "device" is ordinary memory, so transfers from and to it need only NIXL, or a test's own agent. It
 may also compute beside its caller.
 """
@@ -58,28 +58,28 @@ class DeviceFakeRunner(FakeRunner):
         self.rows: NDArray[np.uint8]
         self.num_copies_begun = 0
         self._copy_polls = copy_polls
-        # Block ids, their content after their step, and the polls that are left.
+        # Rows of the ring, the blocks' content after their step, and the polls that are left.
         self._copies: deque[tuple[list[int], NDArray[np.uint8], int]] = deque()
 
-    def bind_pool(self, pool: memoryview) -> None:
-        shape = -1, self.kv_spec.row_bytes
-        self._shared = np.frombuffer(pool, np.uint8).reshape(shape)
-        self.rows = np.zeros_like(self._shared)
-        super().bind_pool(self.rows.reshape(-1).data)
+    def bind_ring(self, ring: memoryview, num_blocks: int) -> None:
+        row_bytes = self.kv_spec.row_bytes
+        self._ring = np.frombuffer(ring, np.uint8).reshape(-1, row_bytes)
+        self.rows = np.zeros((num_blocks, row_bytes), np.uint8)
+        self.bind_pool(self.rows.reshape(-1).data)
 
     def device_pages(self, ring_bytes: int) -> HostPages:
         return HostPages(self.kv_spec, self.rows, ring_bytes)
 
-    def run(self, batch: StepBatch) -> StepResult:
-        self.rows[batch.imported_blocks] = self._shared[batch.imported_blocks]
-        result = super().run(batch)
-        if batch.exported_blocks:
-            rows = self.rows[batch.exported_blocks]
-            self._copies.append((list(batch.exported_blocks), rows, self._copy_polls))
-            self.num_copies_begun += 1
+    def upload(self, rows: Sequence[int], block_ids: Sequence[int]) -> None:
+        assert len(rows) == len(block_ids)
+        self.rows[list(block_ids)] = self._ring[list(rows)]
+
+    def download(self, block_ids: Sequence[int], rows: Sequence[int]) -> None:
+        assert len(rows) == len(block_ids)
+        self._copies.append((list(rows), self.rows[list(block_ids)], self._copy_polls))
+        self.num_copies_begun += 1
         if not self._copy_polls:
             self.poll_copies()
-        return result
 
     def poll_copies(self) -> int:
         if self._copies:
@@ -87,7 +87,7 @@ class DeviceFakeRunner(FakeRunner):
             if num_polls > 1:
                 self._copies.appendleft((ids, rows, num_polls - 1))
             else:
-                self._shared[ids] = rows
+                self._ring[ids] = rows
         return self.num_copies_begun - len(self._copies)
 
 

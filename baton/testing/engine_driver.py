@@ -43,10 +43,11 @@ class EngineDriver:
     ) -> None:
         self.runner = runner
         self.clock = VirtualClock()
+        sizes.setdefault("num_rows", sizes["num_blocks"])  # of a ring, if the runner has one
         self.config = EngineConfig("fake-model", "fake", "1", **sizes)
         self.engine = Engine(self.config, runner, self.clock, grammars, device)
-        self.pool = bytearray(self.config.num_blocks * runner.kv_spec.row_bytes)
-        runner.bind_pool(memoryview(self.pool))
+        self.pool = bytearray(self.engine.num_pool_rows * runner.kv_spec.row_bytes)
+        self.engine.bind_pool(memoryview(self.pool))
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
         self.num_prompt_logprobs: dict[int, int] = {}
@@ -86,10 +87,10 @@ class EngineDriver:
         """The output that this prompt must get, whatever else runs."""
         return self.runner.lone_run(prompt, SamplingParams(max_tokens))
 
-    def row(self, block_id: int) -> memoryview:
-        """One block's bytes, writable."""
+    def row(self, row: int) -> memoryview:
+        """One row's bytes, writable."""
         size = self.runner.kv_spec.row_bytes
-        return memoryview(self.pool)[block_id * size : (block_id + 1) * size]
+        return memoryview(self.pool)[row * size : (row + 1) * size]
 
     def _no_events(self) -> StepEvents:
         return StepEvents(self.engine.step_index, self.engine.measure_load())

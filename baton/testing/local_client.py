@@ -38,13 +38,13 @@ class LocalEngineClient:
         """`pool_file` is an empty memory file for the pool; without it the pool is private."""
         self.info: EngineInfo = engine.info
         row_bytes = self.info.kv_spec.row_bytes
-        num_bytes = engine.num_pool_blocks * row_bytes
+        num_bytes = engine.num_pool_rows * row_bytes
         whole = memoryview(
             bytearray(num_bytes) if pool_file is None else resize_and_map(pool_file, num_bytes)
         )
         self.pool_fd = None if pool_file is None else open_sealed(pool_file)
         engine.bind_pool(whole)
-        self.pool = whole[: self.info.num_blocks * row_bytes]
+        self.pool = whole[: (self.info.num_rows or self.info.num_blocks) * row_bytes]
         self._engine = engine
         self._clock = clock
         self._step_duration = step_duration

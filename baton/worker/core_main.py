@@ -31,8 +31,9 @@ import torch
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.mask_thread import MaskThread
 from baton.engine.grammar.states import GrammarStates
+from baton.engine.kv.handoff_rows import num_ring_rows
 from baton.engine.process.core import CoreLink, serve
-from baton.engine.protocol.runner import Runner
+from baton.engine.protocol.runner import Runner, StagingRunner
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.engine.step.grammars import Grammars
 from baton.handoff.transports.device_reads import DeviceReads, DeviceRunner
@@ -111,11 +112,13 @@ def build_engine(
     wanted = PoolOptions(options.kv_memory, options.memory_share, options.max_batch)
     kv_bytes = choose_pool(loaded, wanted)
     loaded = fit_length(loaded, kv_bytes, is_length_wanted=bool(options.max_model_len))
+    num_blocks = kv_bytes // loaded.kv_spec.row_bytes
     config = EngineConfig(
         model_fp=loaded.fingerprint,
         model_name=options.model_name or loaded.source.name,
         model_revision=loaded.source.revision,
-        num_blocks=kv_bytes // loaded.kv_spec.row_bytes,
+        num_blocks=num_blocks,
+        num_rows=_num_rows(loaded, runner, num_blocks, options.staging_memory),
         max_num_seqs=options.max_batch,
         max_step_tokens=options.max_step_tokens,
         max_step_s=options.max_step_ms / 1000 or None,
@@ -123,6 +126,16 @@ def build_engine(
     )
     handoff = _make_device_handoff(loaded, runner, device, options.nixl_agent)
     return Engine(config, runner, SystemClock(), _make_grammars(loaded), handoff)
+
+
+def _num_rows(loaded: LoadedModel, runner: Runner, num_blocks: int, num_bytes: int | None) -> int:
+    """The rows of the staging ring, where there is one. Raises LoadError."""
+    if not isinstance(runner, StagingRunner):
+        return 0
+    try:
+        return num_ring_rows(loaded.kv_spec, num_blocks, loaded.max_model_len, num_bytes)
+    except ValueError as error:
+        raise LoadError(f"model {loaded.source.name}: {error}") from None
 
 
 def _make_device_handoff(
@@ -164,6 +177,9 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=num_available_cores())
     help_text = "size of the KV pool, such as 2GiB; default: from --memory-share"
     parser.add_argument("--kv-memory", type=parse_bytes, default=None, help=help_text)
+    help_text = "host memory through which a GPU's blocks are handed over; default: a quarter of "
+    help_text += "the KV pool and 16GiB at most, or one longest sequence"
+    parser.add_argument("--staging-memory", type=parse_bytes, default=None, help=help_text)
     help_text = "of free memory, for weights, activations and pool together"
     parser.add_argument("--memory-share", type=float, default=0.8, help=help_text)
     parser.add_argument("--block-size", type=int, default=16)

@@ -101,6 +101,12 @@ KV_BLOCKS_PROMISED = Gauge(
 KV_BLOCKS_CACHED = Gauge(
     "baton_kv_blocks_cached", "KV blocks in the prefix cache, used or idle", _MODEL
 )
+STAGING_ROWS = Gauge(
+    "baton_staging_rows", "Rows of the staging ring; 0 = blocks are handed over in place", _MODEL
+)
+STAGING_ROWS_USED = Gauge(
+    "baton_staging_rows_used", "Rows of the staging ring that sequences have", _MODEL
+)
 ENGINE_UPTIME = Gauge(
     "baton_engine_uptime_seconds",
     "Time since the model was loaded; what is not busy is idle",

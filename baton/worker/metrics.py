@@ -22,7 +22,7 @@ class WorkerMetrics:
 
     def __init__(self, info: EngineInfo, totals: Callable[[], router_pb2.EngineTotals]) -> None:
         labels = (info.model_name, "0")
-        self._num_blocks = info.num_blocks
+        self._num_blocks, self._num_rows = info.num_blocks, info.num_rows
         self._running = instruments.NUM_REQUESTS_RUNNING.labels(*labels)
         self._waiting = instruments.NUM_REQUESTS_WAITING.labels(*labels)
         self._parked = instruments.NUM_REQUESTS_PARKED.labels(*labels)
@@ -30,6 +30,7 @@ class WorkerMetrics:
         self._used = instruments.KV_BLOCKS_USED.labels(*labels)
         self._promised = instruments.KV_BLOCKS_PROMISED.labels(*labels)
         self._cached = instruments.KV_BLOCKS_CACHED.labels(*labels)
+        self._rows_used = instruments.STAGING_ROWS_USED.labels(*labels)
         self._prompt_tokens = instruments.PROMPT_TOKENS.labels(*labels)
         self._generation_tokens = instruments.GENERATION_TOKENS.labels(*labels)
         self._cache_queries = instruments.PREFIX_CACHE_QUERIES.labels(*labels)
@@ -42,6 +43,7 @@ class WorkerMetrics:
         for gauge, name in _TOTALS:
             gauge.labels(*labels).set_function(partial(_seconds, totals, name))
         instruments.KV_BLOCKS.labels(*labels).set(info.num_blocks)
+        instruments.STAGING_ROWS.labels(*labels).set(info.num_rows)
         instruments.CACHE_CONFIG_INFO.labels(
             *labels, str(info.kv_spec.block_size), str(info.num_blocks)
         ).set(1)
@@ -55,6 +57,7 @@ class WorkerMetrics:
         self._parked.set(load.num_parked)
         self._promised.set(load.num_blocks_promised)
         self._cached.set(events.num_cached_hashes)
+        self._rows_used.set(self._num_rows - load.num_rows_free)
         self._set_used(self._num_blocks - load.num_blocks_free)
         if events.num_step_seqs:
             self._step_tokens.observe(events.num_step_tokens)

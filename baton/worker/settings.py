@@ -54,6 +54,9 @@ class Settings:
     kv_memory: str = AUTO
     # Of the memory that is free before loading: for weights, activations and pool together.
     memory_share: float = 0.8
+    # Host memory through which blocks of a GPU, or of vLLM, are handed over, such as 4GiB; auto = a
+    # quarter of the KV pool and 16 GiB at most, but never less than one longest sequence.
+    staging_memory: str = AUTO
     # None = as the engine likes it: 16, vllm 32.
     block_size: int | None = None
     # None = what the model was made for, as far as the pool holds it.
@@ -110,8 +113,10 @@ class Settings:
                 raise ValueError(f"{name} must be greater than 0")
         if not 0 < self.memory_share <= 1:
             raise ValueError("memory_share must be above 0 and at most 1")
-        if self.kv_memory != AUTO and _num_bytes("kv_memory", self.kv_memory) <= 0:
-            raise ValueError("kv_memory must be greater than 0")
+        for name in ("kv_memory", "staging_memory"):
+            value = getattr(self, name)
+            if value != AUTO and _num_bytes(name, value) <= 0:
+                raise ValueError(f"{name} must be greater than 0")
         if not 0 <= self.speculation_tokens <= MAX_SPECULATION_TOKENS:
             raise ValueError(f"speculation_tokens must be from 0 to {MAX_SPECULATION_TOKENS}")
         if self.max_step_ms < 0:
@@ -167,6 +172,7 @@ class Settings:
             "--threads": self.threads,
             "--kv-memory": None if self.kv_memory == AUTO else self.kv_memory,
             "--memory-share": self.memory_share,
+            "--staging-memory": None if self.staging_memory == AUTO else self.staging_memory,
             "--block-size": self.block_size,
             "--max-model-len": self.max_model_len,
             "--max-batch": self.max_batch,

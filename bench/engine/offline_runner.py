@@ -65,11 +65,11 @@ def main(argv: Sequence[str]) -> None:
     options = parse_options(argv)
     torch.set_num_threads(options.threads)
     engine = build_engine(options)
-    pool_bytes = engine.info.num_blocks * engine.info.kv_spec.row_bytes
+    pool_bytes = engine.num_pool_rows * engine.info.kv_spec.row_bytes
     pool_fd = create_memory_file(POOL_NAME)
     pool = memoryview(resize_and_map(pool_fd, pool_bytes))
     os.close(pool_fd)
-    engine.runner.bind_pool(pool)
+    engine.bind_pool(pool)
     if (prefaulting := prefault(pool)) is not None:
         prefaulting.join()
     front = OfflineFront(engine)

@@ -132,12 +132,11 @@ async def _compare(prefill: CoreFront, decode: CoreFront, prompt: list[int]) -> 
     wrong = [
         place
         for place in range(num_full)
-        if prefill.shared_block(ours.block_ids[place])
-        != decode.shared_block(theirs.block_ids[place])
+        if prefill.shared_row(ours.rows[place]) != decode.shared_row(theirs.rows[place])
     ]
     if wrong:
         errors.append(f"{len(wrong)} of {num_full} blocks differ, the first is block {wrong[0]}")
-    if not any(prefill.shared_block(ours.block_ids[0])):
+    if not any(prefill.shared_row(ours.rows[0])):
         errors.append("the first block is empty")
     if ours.tokens != theirs.tokens:
         errors.append("the two workers go on with different tokens")

@@ -1,7 +1,7 @@
-"""A worker's core on a CPU with a cache apart from the shared pool, as a GPU's is.
+"""A worker's core on a CPU with a cache and a staging ring, as on a GPU.
 
-For `bench.gpu handoff --device cpu`: the product's core with its own model, its copies beside
-the shared pool and its reads by NIXL, all on host memory. Options are those of a worker's core.
+For `bench.gpu handoff --device cpu`: the product's core with its own model, its copies through
+the ring and its reads by NIXL, all on host memory. Options are those of a worker's core.
 """
 
 import gc
@@ -11,11 +11,11 @@ if __name__ == "__main__":
     gc.disable()
 
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.model.gpu.block_staging import BlockStaging
 from baton.model.gpu.device_pages import DevicePages
 from baton.model.load.load import LoadedModel
@@ -30,9 +30,9 @@ class OwnPoolRunner(TorchRunner):
 
     _staging: BlockStaging | None = None
 
-    def bind_pool(self, pool: memoryview) -> None:
-        super().bind_pool(np.zeros(len(pool), np.uint8).data)
-        self._staging = BlockStaging(self._pool, pool, side_stream(torch.device("cpu")))
+    def bind_ring(self, ring: memoryview, num_blocks: int) -> None:
+        self.bind_pool(np.zeros(num_blocks * self.kv_spec.row_bytes, np.uint8).data)
+        self._staging = BlockStaging(self._pool, ring, side_stream(torch.device("cpu")))
 
     def device_pages(self, ring_bytes: int) -> DevicePages:
         return DevicePages(self._pool, ring_bytes)
@@ -44,12 +44,13 @@ class OwnPoolRunner(TorchRunner):
     def poll_copies(self) -> int:
         return 0 if self._staging is None else self._staging.poll()
 
-    def run(self, batch: StepBatch) -> StepResult:
-        assert self._staging is not None, "a pool is bound"
-        self._staging.upload(batch.imported_blocks)
-        result = super().run(batch)
-        self._staging.download(batch.exported_blocks)
-        return result
+    def upload(self, rows: Sequence[int], block_ids: Sequence[int]) -> None:
+        assert self._staging is not None, "a ring is bound"
+        self._staging.upload(rows, block_ids)
+
+    def download(self, block_ids: Sequence[int], rows: Sequence[int]) -> None:
+        assert self._staging is not None, "a ring is bound"
+        self._staging.download(block_ids, rows)
 
 
 def make_runner(

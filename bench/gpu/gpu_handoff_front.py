@@ -39,7 +39,8 @@ class Prefilled:
     seq_id: int
     num_cached_tokens: int = 0
     num_computed_tokens: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    # Of the shared pool, or blocks on the device.
+    rows: list[int] = field(default_factory=list)
     # One checksum per layer, by the block's place in the prompt.
     checksums: dict[int, list[int]] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
@@ -62,7 +63,7 @@ class CoreFront:
 
         def is_done(events: StepEvents) -> bool:
             for started in events.started:
-                done.block_ids = started.block_ids
+                done.rows = started.rows
                 done.num_cached_tokens = started.num_cached_tokens
             for progress in events.progress:
                 done.num_computed_tokens = progress.num_computed_tokens
@@ -85,15 +86,15 @@ class CoreFront:
         self.client.send(OpenPeer(_LINK_ID, pool))
 
     async def bind(self, prompt: Sequence[int]) -> tuple[int, list[int]]:
-        """A sequence whose KV comes from afar, and its blocks."""
+        """A sequence whose KV comes from afar, and its blocks on the device."""
         seq_id = self._next_id()
         self._add(seq_id, prompt, "remote")
         await self._until(lambda events: bool(events.admitted))
-        self.client.send(Bind(seq_id))
+        self.client.send(Bind(seq_id, is_on_device=True))
         block_ids: list[int] = []
 
         def is_bound(events: StepEvents) -> bool:
-            block_ids.extend(block for each in events.bound for block in each.block_ids)
+            block_ids.extend(block for each in events.bound for block in each.rows)
             return bool(events.bound)
 
         await self._until(is_bound)
@@ -122,10 +123,10 @@ class CoreFront:
         self.client.send(Start(seq_id, first_token, is_on_device=True))
         await self._until(lambda events: any(each.seq_id == seq_id for each in events.finished))
 
-    def shared_block(self, block_id: int) -> memoryview:
+    def shared_row(self, row: int) -> memoryview:
         """A block as the front sees it."""
         size = self.spec.row_bytes
-        return self.client.pool[block_id * size : (block_id + 1) * size]
+        return self.client.pool[row * size : (row + 1) * size]
 
     def _reads(self, source: Prefilled, block_ids: Sequence[int]) -> list[ReadPages]:
         """As a decode worker asks for the frames of one transfer, layer by layer."""
@@ -136,7 +137,7 @@ class CoreFront:
             for start in range(0, len(source.checksums), size):
                 places = range(start, min(start + size, len(source.checksums)))
                 sums = [(at, source.checksums[place][index]) for at, place in enumerate(places)]
-                theirs = source.block_ids[places.start : places.stop]
+                theirs = source.rows[places.start : places.stop]
                 ours = list(block_ids[places.start : places.stop])
                 read_id = self._next_id()
                 commands.append(

@@ -1,4 +1,4 @@
-"""Blocks between a GPU's cache and the pool in host memory that the front shares."""
+"""Blocks between a GPU's cache and the staging ring in host memory that the front shares."""
 
 from functools import partial
 from statistics import median
@@ -23,17 +23,17 @@ def measure_staging(watch: Stopwatch, num_layers: int, num_moved: int) -> Table:
     num_blocks = 4 * num_moved
     num_bytes = num_blocks * spec.row_bytes
     pool = KVPool(spec, torch.zeros(num_bytes, dtype=torch.uint8, device=watch.device))
-    shared = memoryview(bytearray(num_bytes))
-    staging = BlockStaging(pool, shared, side_stream(watch.device))
+    ring = memoryview(bytearray(num_moved * spec.row_bytes))
+    staging = BlockStaging(pool, ring, side_stream(watch.device))
     ids = np.random.default_rng(0).permutation(num_blocks)[:num_moved].tolist()
 
     def upload() -> None:
-        staging.upload(ids)
+        staging.upload(range(num_moved), ids)
         if watch.is_gpu:
             torch.cuda.synchronize()
 
     def download() -> None:
-        staging.download(ids)
+        staging.download(ids, range(num_moved))
         while staging.poll() < staging.num_begun:
             pass
 

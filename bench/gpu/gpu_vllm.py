@@ -39,8 +39,8 @@ PROOFS = (
     Proof(
         "Blocks arrive as they were sent",
         "A page is read from the layout of the GPU's attention, and written back to it; a pair"
-        " whose layouts differ is refused. The pool that fronts share mirrors the GPU's: its size"
-        " in host memory is the limit of this way.",
+        " whose layouts differ is refused. Blocks go through a staging ring in host memory, which"
+        " is smaller than the GPU's cache.",
         ("-m", "pytest", "tests/engines/connectors", "-q", "-s"),
     ),
     Proof(

@@ -9,7 +9,6 @@ Choices that begin at the same place have one leader: its prompt and its handoff
 In a beam search all tokens come at the end. Knows no gateway stream.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -175,9 +174,9 @@ class ChoiceRun:
                 block_size = self._deps.blocks.spec.block_size
                 self._output.promised(self.choice, num_blocks * block_size)
                 self._handoff.start(self._hand_over(self._handoff, num_blocks))
-            case Bound(block_ids=block_ids):
+            case Bound(rows=rows):
                 assert self._handoff is not None
-                self._handoff.bound.set_result(block_ids)
+                self._handoff.take_rows(rows)
             case Started(num_cached_tokens=num_tokens):
                 self.phase = Phase.PREFILL
                 self._output.started_here(self.choice, num_tokens)
@@ -233,11 +232,9 @@ class ChoiceRun:
         else:
             self._decode(first, is_on_device=is_on_device)
 
-    def _bind(self) -> asyncio.Future[list[int]]:
-        assert self._handoff is not None
+    def _bind(self, is_on_device: bool) -> None:
         self.phase = Phase.PREFILL
-        self._deps.dispatcher.send(Bind(self.seq_id))
-        return self._handoff.bound
+        self._deps.dispatcher.send(Bind(self.seq_id, is_on_device))
 
     def _on_first_tokens(self, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
         self.phase = Phase.HANDOFF

@@ -133,7 +133,7 @@ class IncomingTransfer:
         await self._progress.reach(Stage.COMPLETE)
 
     def bind(self, bound: "asyncio.Future[list[int]]") -> None:
-        """Write into these blocks as soon as they are bound, and until the end."""
+        """Write into these rows as soon as they are bound, and until the end."""
         bound.add_done_callback(self._bind)
 
     def end(self, error: failures.BatonError | None) -> None:

@@ -72,6 +72,11 @@ class PrefillLink:
         """Its name; empty before the hello was answered."""
         return "" if self._end is None else self._end.name
 
+    @property
+    def is_on_device(self) -> bool:
+        """The core reads the blocks itself."""
+        return self._end is not None and self._end.is_on_device
+
     def distrust_transport(self) -> None:
         """Blocks came wrong: another link, a plain one, may do better."""
         if self.transport == PLAIN or self.distrusts_transport:

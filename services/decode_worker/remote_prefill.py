@@ -30,8 +30,8 @@ MAX_TRIES = 2
 
 _log = logs.get("decode_worker.remote_prefill")
 
-# Asks the engine to bind the promised blocks; the future is the sequence's whole block table.
-BindBlocks = Callable[[], asyncio.Future[list[int]]]
+# Asks the engine to bind the promised blocks, and for rows or, on the device, for the blocks.
+BindBlocks = Callable[[bool], None]
 # Gets the first tokens of all choices, and the number of blocks that come with them.
 OnFirst = Callable[[handoff_pb2.FirstTokens, int], None]
 
@@ -44,10 +44,7 @@ class Prefilled(NamedTuple):
 
 
 class RemotePrefill:
-    """One handoff. `start` a task that awaits `run`; `cancel` ends it at once, from outside.
-
-    `bound` is set to the sequence's block table when the engine has bound it.
-    """
+    """One handoff. `start` a task that awaits `run`; `cancel` ends it at once, from outside."""
 
     def __init__(
         self,
@@ -59,7 +56,8 @@ class RemotePrefill:
     ) -> None:
         # What the prefill worker has told that it cost.
         self.spent = failure_pb2.EngineTime()
-        self.bound: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        # The rows that the engine has told and will tell, in the order in which they were wanted.
+        self._bound: list[asyncio.Future[list[int]]] = []
         self._request = output.request
         self._attempt_span = output.span
         self._choice = choice
@@ -80,11 +78,16 @@ class RemotePrefill:
         if self._task is not None:
             self._task.cancel()
 
+    def take_rows(self, rows: list[int]) -> None:
+        """The engine has bound what `bind` asked for."""
+        next(bound for bound in self._bound if not bound.done()).set_result(rows)
+
     async def run(self, num_cached_blocks: int, bind: BindBlocks, on_first: OnFirst) -> Prefilled:
         """From the promise (`num_cached_blocks` are here already) to filled blocks.
 
-        `bind` is called once, when compute starts, and `on_first` once, as soon as the first tokens
-        are known, before or after the blocks are bound. Raises BatonError.
+        `bind` is called when compute starts, and again for a second try that comes another way;
+        `on_first` once, as soon as the first tokens are known, before or after the blocks are
+        bound. Raises BatonError.
         """
         self._span = self._start_span(num_cached_blocks)
         try:
@@ -101,7 +104,7 @@ class RemotePrefill:
     async def _prefill(
         self, num_cached_blocks: int, bind: BindBlocks, on_first: OnFirst
     ) -> Prefilled:
-        bound: asyncio.Future[list[int]] | None = None
+        is_on_device: bool | None = None
         first: handoff_pb2.FirstTokens | None = None
         first_s = 0.0
         for number in range(1, MAX_TRIES + 1):
@@ -109,8 +112,11 @@ class RemotePrefill:
             transfer = self._transfer = link.open(self._new_request(num_cached_blocks))
             try:
                 await transfer.accepted()
-                bound = bound or bind()
-                transfer.bind(bound)
+                if is_on_device != link.is_on_device:
+                    is_on_device = link.is_on_device
+                    self._bound.append(asyncio.get_running_loop().create_future())
+                    bind(is_on_device)
+                transfer.bind(self._bound[-1])
                 if first is None:
                     first = await transfer.first_tokens()
                     first_s = self._deps.clock.now()

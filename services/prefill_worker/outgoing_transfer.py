@@ -173,6 +173,7 @@ class OutgoingTransfer:
                 is_quiet=request.is_quiet,
                 adapter=request.adapter,
                 checksum_every=self._sending.checksum_every,
+                num_peer_blocks=request.first_missing_block,
             )
         )
 
@@ -233,7 +234,6 @@ class OutgoingTransfer:
                 self._on_started(event)
             case Progress():
                 assert self.sender is not None
-                self.sender.add_blocks(event.block_ids)
                 self.sender.add_checksums(event.checksums)
                 self.sender.advance(event.num_computed_tokens, event.num_layers)
                 self._progress.advance(Stage.STARTED)
@@ -259,10 +259,7 @@ class OutgoingTransfer:
         self._end_stage("prefill.queue")
         self._first.num_cached_tokens = num_cached_tokens
         deps.metrics.took_prompt(self._order.num_tokens, num_cached_tokens)
-        self.sender = Sender(self.ticket, event.block_ids, deps.blocks, self._sending)
-        if deps.dispatcher.info.device_pool is None:
-            # Else cached blocks get ready, or their checksums, with the first step.
-            self.sender.advance(num_cached_tokens)
+        self.sender = Sender(self.ticket, event.rows, deps.blocks, self._sending)
         self._progress.advance(Stage.STARTED)
 
     def _end_stage(self, name: str) -> None:

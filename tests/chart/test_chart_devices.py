@@ -48,8 +48,8 @@ def test_an_accelerator_is_a_device_for_each_rank(name: str, resource: str, coun
 
 @pytest.mark.parametrize(
     ("name", "memory", "shared"),
-    # Weights while loading or the KV pool's copy, 8 GiB for processes, and /dev/shm.
-    [("gpu-node", "24Gi", "256Mi"), ("mig", "29Gi", "256Mi"), ("qwen3-32b", "93Gi", "2Gi")],
+    # Weights while loading or the staging ring, 8 GiB for processes, and /dev/shm.
+    [("gpu-node", "24Gi", "256Mi"), ("mig", "24Gi", "256Mi"), ("qwen3-32b", "71Gi", "2Gi")],
 )
 def test_host_memory_follows_from_gpus_and_is_the_pods_own(
     name: str, memory: str, shared: str
@@ -60,6 +60,11 @@ def test_host_memory_follows_from_gpus_and_is_the_pods_own(
     (workload,) = of_component(profile(name), "decode")
     (volume,) = [each for each in pod_of(workload)["spec"]["volumes"] if each["name"] == "shm"]
     assert volume["emptyDir"]["sizeLimit"] == shared
+
+
+def test_a_worker_is_told_how_large_the_ring_is_that_was_counted() -> None:
+    _, env = worker("qwen3-32b")
+    assert env["BATON_WORKER_STAGING_MEMORY"] == "16384MiB"
 
 
 def test_rdma_is_a_device_a_right_a_network_and_a_transport() -> None:

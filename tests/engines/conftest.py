@@ -83,4 +83,5 @@ def core(
     yield running
     running.settle()
     assert running.num_free_blocks == num_free
+    assert running.load.num_rows_free == running.info.num_rows
     assert running.load.num_running == running.load.num_waiting == running.load.num_not_started == 0

@@ -45,7 +45,7 @@ class DrivenCore:
         self.refused: dict[int, Any] = {}
         self.admitted: dict[int, int] = {}
         self.started: dict[int, Any] = {}
-        self.tables: dict[int, list[int]] = {}
+        self.rows: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -163,11 +163,11 @@ class DrivenCore:
         return seq_id, self.tokens[seq_id][0]
 
     def bind(self, seq_id: int) -> list[int]:
-        """Bind an admitted sequence; its table."""
+        """Bind an admitted sequence; the rows of its missing blocks."""
         self.until(lambda: seq_id in self.admitted)
         self.send(Bind(seq_id))
-        self.until(lambda: seq_id in self.tables)
-        return self.tables[seq_id]
+        self.until(lambda: seq_id in self.rows)
+        return self.rows[seq_id]
 
     def hand_over(
         self, source: int, target: int, first_token: int, *fork_tokens: tuple[int, int]
@@ -180,8 +180,8 @@ class DrivenCore:
         """Copy the missing blocks of a bound sequence from a prefill that another core holds."""
         row = self.info.kv_spec.row_bytes
         ours, theirs = self._client.pool, other._client.pool
-        pairs = zip(other.tables[source], self.tables[target], strict=True)
-        for there, here in list(pairs)[self.admitted[target] :]:
+        sources = other.rows[source][self.admitted[target] :]
+        for there, here in zip(sources, self.rows[target], strict=True):
             ours[here * row : (here + 1) * row] = bytes(theirs[there * row : (there + 1) * row])
 
     def snapshot(self) -> set[bytes]:
@@ -232,12 +232,11 @@ class DrivenCore:
             self.refused[refused.seq_id] = refused
         for started in events.started:
             self.started[started.seq_id] = started
-            self.tables[started.seq_id] = list(started.block_ids)
+            self.rows[started.seq_id] = list(started.rows)
         for bound in events.bound:
-            self.tables[bound.seq_id] = bound.block_ids
+            self.rows[bound.seq_id] = bound.rows
         for progress in events.progress:
             self.computed[progress.seq_id] = progress.num_computed_tokens
-            self.tables[progress.seq_id] += progress.block_ids
         for entry in events.prompt_logprobs:
             self.prompt_logprobs.setdefault(entry.seq_id, []).append(entry)
         for entry in events.logprobs:

@@ -282,7 +282,11 @@ def test_what_was_handed_over_and_waits_for_credit_keeps_its_place(core: DrivenC
 
 def test_a_prompt_starts_when_a_held_one_is_released(core: DrivenCore) -> None:
     held = []
-    while core.num_free_blocks > 600 // core.block_size:
+    num_needed = core.info.kv_spec.num_blocks_for(600)
+    has_rows = bool(core.info.num_rows)
+    while core.num_free_blocks >= num_needed and (
+        not has_rows or core.load.num_rows_free >= num_needed
+    ):
         prompt = range(len(held), len(held) + 600)
         held.append(core.prefill(prompt, max_tokens=4, cache_key=next(KEYS))[0])
     waiting = core.add(range(700, 1300), kind="prefill", max_tokens=4)

@@ -168,10 +168,8 @@ class EngineDriver:
         num_draft_tokens: int = 0,
     ) -> None:
         self.spec = loaded.kv_spec
-        self.pool = memoryview(bytearray(num_blocks * self.spec.row_bytes))
         self.fingerprint = loaded.fingerprint
         runner = runner or TorchRunner(loaded)
-        runner.bind_pool(self.pool)
         config = EngineConfig(
             loaded.fingerprint,
             "tiny",
@@ -180,8 +178,11 @@ class EngineDriver:
             8,
             max_step_tokens=max_step_tokens,
             num_draft_tokens=num_draft_tokens,
+            num_rows=num_blocks // 8,  # of a ring, if the runner has one
         )
         self.engine = Engine(config, runner, SystemClock())
+        self.pool = memoryview(bytearray(self.engine.num_pool_rows * self.spec.row_bytes))
+        self.engine.bind_pool(self.pool)
         self.tokens: dict[int, list[int]] = {}
         self.events: list[StepEvents] = []
 

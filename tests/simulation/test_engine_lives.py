@@ -9,41 +9,53 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.engine.protocol.messages import Abort, AddSequence, Bind, Command, Credit, Release, Start
-from baton.testing.device_runner import AheadFakeRunner
+from baton.testing.device_runner import AheadFakeRunner, DeviceFakeRunner
 from baton.testing.engine_driver import PLENTY_OF_CREDIT, EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
 
 BLOCK = 4
 NUM_BLOCKS = {"prefill": 16, "decode": 20}
+# Of a staging ring: as many as the longest prompt has blocks.
+NUM_ROWS = 10
+RUNNERS = (FakeRunner, DeviceFakeRunner, AheadFakeRunner)
 
 
-def make_driver(pool: str, max_step_tokens: int, *, is_ahead: bool = False) -> EngineDriver:
-    make_runner = AheadFakeRunner if is_ahead else FakeRunner
+def make_driver(
+    pool: str, max_step_tokens: int, make_runner: type[FakeRunner] = FakeRunner
+) -> EngineDriver:
     runner = make_runner(
         block_size=BLOCK, max_model_len=56, vocab_size=50, mean_output_tokens=12, num_layers=2
     )
     sizes = {"max_num_seqs": 4, "max_step_tokens": max_step_tokens, "max_waiting": 6}
-    return EngineDriver(runner, num_blocks=NUM_BLOCKS[pool], **sizes)
+    return EngineDriver(runner, num_blocks=NUM_BLOCKS[pool], num_rows=NUM_ROWS, **sizes)
 
 
 class Handoff:
     """Where the front stands with one remote sequence."""
 
-    def __init__(self, seq_id: int, num_cached_blocks: int) -> None:
+    def __init__(self, seq_id: int) -> None:
         self.seq_id = seq_id
-        self.num_cached_blocks = num_cached_blocks
-        self.source_ids: list[int] = []
-        self.target_ids: list[int] = []
+        self.sources: list[int] = []
+        self.targets: list[int] | None = None
         self.is_computed = False
 
 
 class EngineLives(RuleBasedStateMachine):
     @initialize(
-        prefill_budget=st.integers(4, 20), decode_budget=st.integers(4, 20), is_ahead=st.booleans()
+        prefill_budget=st.integers(4, 20),
+        decode_budget=st.integers(4, 20),
+        prefill_runner=st.sampled_from(RUNNERS),
+        decode_runner=st.sampled_from(RUNNERS),
     )
-    def build(self, prefill_budget: int, decode_budget: int, is_ahead: bool) -> None:
-        self.prefill = make_driver("prefill", prefill_budget)
-        self.decode = make_driver("decode", decode_budget, is_ahead=is_ahead)
+    def build(
+        self,
+        prefill_budget: int,
+        decode_budget: int,
+        prefill_runner: type[FakeRunner],
+        decode_runner: type[FakeRunner],
+    ) -> None:
+        self.prefill = make_driver("prefill", prefill_budget, prefill_runner)
+        self.decode = make_driver("decode", decode_budget, decode_runner)
         self.requests: dict[int, AddSequence] = {}
         self.handoffs: dict[int, Handoff] = {}
         self.live: set[int] = set()
@@ -113,9 +125,13 @@ class EngineLives(RuleBasedStateMachine):
             self.step_prefill()
 
     @rule(data=st.data())
-    @precondition(lambda self: any(h.is_computed and h.target_ids for h in self.handoffs.values()))
+    @precondition(
+        lambda self: any(h.is_computed and h.targets is not None for h in self.handoffs.values())
+    )
     def complete_handoff(self, data: st.DataObject) -> None:
-        ready = [h.seq_id for h in self.handoffs.values() if h.is_computed and h.target_ids]
+        ready = [
+            h.seq_id for h in self.handoffs.values() if h.is_computed and h.targets is not None
+        ]
         self.complete(self.handoffs[data.draw(st.sampled_from(ready))])
 
     @invariant()
@@ -134,7 +150,7 @@ class EngineLives(RuleBasedStateMachine):
             self.step_prefill()
             self.step_decode()
             for handoff in list(self.handoffs.values()):
-                if handoff.is_computed and handoff.target_ids:
+                if handoff.is_computed and handoff.targets is not None:
                     self.complete(handoff)
         assert not self.live, "sequences starve"
         self.all_is_free()
@@ -156,20 +172,25 @@ class EngineLives(RuleBasedStateMachine):
             self.live.remove(refused.seq_id)
             self.ended_early.add(refused.seq_id)
         for admitted in events.admitted:
-            self.handoffs[admitted.seq_id] = Handoff(admitted.seq_id, admitted.num_cached_blocks)
-            self.start_prefill(admitted.seq_id)
+            self.handoffs[admitted.seq_id] = Handoff(admitted.seq_id)
+            self.start_prefill(admitted.seq_id, admitted.num_cached_blocks)
         for bound in events.bound:
-            self.handoffs[bound.seq_id].target_ids = bound.block_ids
+            self.handoffs[bound.seq_id].targets = bound.rows
         for finished in events.finished:
             self.live.discard(finished.seq_id)
 
-    def start_prefill(self, seq_id: int) -> None:
+    def start_prefill(self, seq_id: int, num_peer_blocks: int) -> None:
         request = self.requests[seq_id]
         prompt = list(memoryview(request.token_ids).cast("I"))
         sampling = request.sampling
         self.step_prefill(
             add_sequence(
-                seq_id, prompt, kind="prefill", max_tokens=sampling.max_tokens, seed=sampling.seed
+                seq_id,
+                prompt,
+                kind="prefill",
+                max_tokens=sampling.max_tokens,
+                seed=sampling.seed,
+                num_peer_blocks=num_peer_blocks,
             )
         )
 
@@ -182,7 +203,7 @@ class EngineLives(RuleBasedStateMachine):
                 self.step_decode(Abort(refused.seq_id))
         for started in events.started:
             if started.seq_id in self.handoffs:
-                self.handoffs[started.seq_id].source_ids = started.block_ids
+                self.handoffs[started.seq_id].sources = started.rows
                 self.step_decode(Bind(started.seq_id))
         for seq_id in self.handoffs.keys() & set(events.token_seq_ids):
             self.handoffs[seq_id].is_computed = True
@@ -192,9 +213,9 @@ class EngineLives(RuleBasedStateMachine):
 
     def complete(self, handoff: Handoff) -> None:
         """Copy the missing blocks and let the sequence decode."""
-        seq_id, first = handoff.seq_id, handoff.num_cached_blocks
-        pairs = zip(handoff.source_ids, handoff.target_ids, strict=True)
-        for source, target in list(pairs)[first:]:
+        seq_id = handoff.seq_id
+        assert handoff.targets is not None
+        for source, target in zip(handoff.sources, handoff.targets, strict=True):
             self.decode.row(target)[:] = self.prefill.row(source)
         del self.handoffs[seq_id]
         self.step_prefill(Release(seq_id))
@@ -206,6 +227,7 @@ class EngineLives(RuleBasedStateMachine):
             load = driver.engine.measure_load()
             assert load.num_blocks_free == driver.engine.info.num_blocks
             assert (load.num_blocks_promised, load.num_running, load.num_waiting) == (0, 0, 0)
+            assert load.num_rows_free == driver.engine.info.num_rows
 
     def has_the_tokens_of_a_lone_run(self, seq_id: int) -> None:
         request = self.requests[seq_id]

@@ -17,12 +17,14 @@ from baton.cli.sizing.worker import (
     Worker,
     choose_worker,
 )
+from baton.engine.kv.handoff_rows import num_ring_rows
+from baton.wire.kv_spec import KVSpec
 
 # Of what a pool could do at most: at the limit queues grow without bound.
 LOAD = 2 / 3
 # Measured between two processes on one machine (docs/benchmarks/handoff.md).
 GRPC_BYTES_PER_S = 0.84e9
-# Beside the second pool in host memory through which a GPU's blocks are handed over.
+# Beside the staging ring in host memory through which a GPU's blocks are handed over.
 HOST_BYTES = 8 * 2**30
 _PACE_ROUNDS = 50
 
@@ -106,9 +108,16 @@ class Plan:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of a worker on GPUs: the weights at loading, then a copy of the KV pool."""
-        pool_bytes = self.worker.num_kv_tokens * self.worker.kv_bytes_per_token
-        return max(self.worker.weights.num_bytes, pool_bytes) + HOST_BYTES
+        """Host memory of a worker on GPUs: the weights at loading, then the staging ring."""
+        return max(self.worker.weights.num_bytes, self.staging_bytes) + HOST_BYTES
+
+    @property
+    def staging_bytes(self) -> int:
+        """The staging ring of a worker on GPUs, as a worker chooses it."""
+        worker = self.worker
+        spec = KVSpec(1, worker.kv_bytes_per_token, ())
+        rows = num_ring_rows(spec, worker.num_kv_tokens, worker.max_model_len, None)
+        return rows * worker.kv_bytes_per_token
 
     @property
     def num_devices(self) -> int:

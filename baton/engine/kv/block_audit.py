@@ -1,7 +1,8 @@
 """Checks that the block books of a running engine balance, from counters that are kept anyway.
 
 Every block is free (blank, or idle in the prefix cache) or referenced; promises are a part of the
-free ones; every reference is in the table of a sequence that lives; every promise has a sequence.
+free ones; every reference is in the table of a sequence that lives; every promise has a sequence,
+and every lease of rows.
 A look costs one addition per live sequence. `check_integrity` is its thorough sibling, for tests:
 this one goes on in production, and reports what it finds instead of stopping. Knows no steps.
 """
@@ -37,6 +38,10 @@ class BlockAudit:
             if seq_id not in live:
                 detail = f"{num_blocks} blocks are promised to sequence {seq_id}, which has ended"
                 yield Violation("kv_promise", request_id, detail)
+        if lost := sorted(self._manager.rows.leases.holders - live):
+            yield Violation(
+                "handoff_rows", "", f"sequences {lost[:MAX_NAMED]} have ended with rows"
+            )
 
     def _name_references(self, holders: list[Sequence], num_held: int) -> Violation:
         """Name the blocks, and the requests with tables that name one without holding it."""

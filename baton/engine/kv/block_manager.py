@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from baton.engine.kv.block_pool import BlockPool, KvEventLog
+from baton.engine.kv.handoff_rows import HandoffRows
 from baton.engine.protocol.cache_messages import StoredBlocks
 from baton.engine.protocol.messages import AddSequence
 from baton.engine.sequence.sequence import Sequence
@@ -49,14 +50,16 @@ class _Promise:
 class BlockManager:
     """All block tables of one engine. `reserve` = available blocks that must remain."""
 
-    def __init__(self, num_blocks: int, block_size: int, model_fp: str) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, model_fp: str, rows: HandoffRows | None = None
+    ) -> None:
+        self.rows = rows or HandoffRows()
         self._kv_events = KvEventLog()
         self._pool = BlockPool(num_blocks, self._kv_events)
         self.block_size = block_size
         self._model_fp = model_fp
         self._promises: dict[int, _Promise] = {}  # by seq_id
         self._block_copies: list[tuple[int, int]] = []
-        self._imported_blocks: list[int] = []
         # The engine's time, which it sets: for how long sequences hold their blocks.
         self.now_us = 0
         # By sequence that has given its blocks back: blocks times microseconds that are not told.
@@ -136,7 +139,10 @@ class BlockManager:
         return match.num_free_needed + reserve <= self._pool.num_available
 
     def allocate(self, seq: Sequence, match: PrefixMatch) -> None:
-        """Give the sequence its whole table; what the cache holds of it counts as computed."""
+        """Give the sequence its whole table, and a prefill its rows; what the cache holds of it
+        counts as computed."""
+        has_rows = self.rows.lease(seq.request.seq_id, self._num_rows_to_fill(seq))
+        assert has_rows, "has_rows_for() was asked"
         self._pin(seq, match.cached_ids)
         self._extend(seq, self._pool.allocate(match.num_new_blocks))
         seq.num_computed_tokens = len(match.cached_ids) * self.block_size
@@ -156,14 +162,12 @@ class BlockManager:
         self._pool.promise(promise.num_left, num_own)
         self._promises[request.seq_id] = promise
 
-    def bind(self, seq: Sequence) -> list[int]:
-        """Turn the promise into blocks; returns those that cover the tokens. Cannot fail."""
+    def bind(self, seq: Sequence) -> None:
+        """Turn the promise into blocks. Cannot fail."""
         promise = self._promises[seq.request.seq_id]
         self._pool.end_promise(promise.num_blocks)
         self._extend(seq, self._pool.allocate(promise.num_blocks))
         promise.num_blocks = 0
-        table: list[int] = seq.table.ids[: self.num_blocks_for(seq.num_tokens)].tolist()
-        return table
 
     def end_promise(self, seq: Sequence) -> None:
         """Let the sequence's forks take the blocks that are still promised to it."""
@@ -247,27 +251,17 @@ class BlockManager:
         if num_missing > 0:
             self._extend(seq, self._pool.allocate(num_missing))
 
-    def note_filled(self, seq: Sequence) -> None:
-        """The front has filled the blocks that hold the tokens and did not come from the cache."""
-        filled = seq.table.ids[seq.table.num_registered : self.num_blocks_for(seq.num_tokens)]
-        self._imported_blocks += filled.tolist()
-
-    def take_imported_blocks(self) -> list[int]:
-        """The blocks that the front has filled since the last call."""
-        blocks, self._imported_blocks = self._imported_blocks, []
+    def traveling_blocks(self, seq: Sequence) -> list[int]:
+        """The blocks of its tokens that a prefill's peer lacks, or a remote sequence that has not
+        started."""
+        is_prefill = seq.request.kind == "prefill"
+        first = seq.request.num_peer_blocks if is_prefill else seq.table.num_registered
+        blocks: list[int] = seq.table.ids[first : self.num_blocks_for(seq.num_tokens)].tolist()
         return blocks
 
-    def written_blocks(self, seq: Sequence, num_new_tokens: int) -> list[int]:
-        """The blocks of the tokens that come after those that are computed."""
-        first = seq.num_computed_tokens // self.block_size
-        end = self.num_blocks_for(seq.num_computed_tokens + num_new_tokens)
-        blocks: list[int] = seq.table.ids[first:end].tolist()
-        return blocks
-
-    def computed_blocks(self, seq: Sequence) -> list[int]:
-        """The full blocks of the tokens that are computed."""
-        blocks: list[int] = seq.table.ids[: seq.num_computed_tokens // self.block_size].tolist()
-        return blocks
+    def has_rows_for(self, seq: Sequence) -> bool:
+        """A sequence that computes here can be handed over, if it is to be."""
+        return self.rows.can_lease(self._num_rows_to_fill(seq))
 
     def take_block_copies(self) -> list[tuple[int, int]]:
         """(source, target) of all copies since the last call, in order."""
@@ -289,6 +283,7 @@ class BlockManager:
     def free(self, seq: Sequence) -> None:
         """Give everything back, the tail first: it is the least likely to be hit again."""
         self.end_promise(seq)
+        self.rows.leases.free(seq.request.seq_id)
         if block_us := seq.table.take_block_us(self.now_us):
             self._left_block_us[seq.request.seq_id] += block_us
         self._pool.release(seq.table.take()[::-1])
@@ -324,9 +319,17 @@ class BlockManager:
         num_promised = sum(promise.num_left for promise in self._promises.values())
         assert num_promised == self._pool.num_promised
         assert not self._block_copies, "a copy was not handed to a batch"
+        self.rows.leases.check_integrity()
 
     def _num_promised_to(self, request_id: str) -> int:
         return sum(p.num_left for p in self._promises.values() if p.request_id == request_id)
+
+    def _num_rows_to_fill(self, seq: Sequence) -> int:
+        """The rows in which a prefill's blocks will stay until they have been sent."""
+        request = seq.request
+        if request.kind != "prefill" or request.checksum_every is not None:
+            return 0
+        return max(0, self.num_blocks_for(seq.num_tokens) - request.num_peer_blocks)
 
     def _match(self, seq: Sequence, max_cached_blocks: int, num_tokens: int) -> PrefixMatch:
         assert seq.table.num_blocks == 0

@@ -36,8 +36,8 @@ class CoreEngine(Protocol):
     def info(self) -> EngineInfo: ...
 
     @property
-    def num_pool_blocks(self) -> int:
-        """The blocks of the shared pool."""
+    def num_pool_rows(self) -> int:
+        """The rows of the shared pool."""
 
     @property
     def has_work(self) -> bool:
@@ -105,7 +105,7 @@ class CoreLink:
 def serve(link: CoreLink, engine: CoreEngine) -> None:
     """Map the pool, announce the engine, and step it until Shutdown or until the front is gone."""
     try:
-        pool = link.create_pool(engine.num_pool_blocks * engine.info.kv_spec.row_bytes)
+        pool = link.create_pool(engine.num_pool_rows * engine.info.kv_spec.row_bytes)
         engine.bind_pool(pool)
         link.send(engine.info)
         engine.warm_up()

@@ -88,10 +88,6 @@ class StepBatch:
     sample_rows: list[SampleRow]
     # (source, target): whole blocks to copy, in order, before anything is computed.
     block_copies: list[tuple[int, int]] = field(default_factory=list)
-    # For a runner whose cache is not the shared pool itself: blocks that the front has filled there
-    # since the last step, and those that it will read there after this one.
-    imported_blocks: list[int] = field(default_factory=list)
-    exported_blocks: list[int] = field(default_factory=list)
     masks: TokenMasks | None = None
     # Of the first tokens, the sample rows of the batch that was launched before whose tokens they
     # are, while only the runner knows them; -1 = `token_ids` has it, as it has all the others.

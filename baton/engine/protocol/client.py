@@ -34,9 +34,9 @@ class EngineClient(Protocol):
     """One core. `events` has one reader; `send` may be called from anywhere in its event loop."""
 
     info: EngineInfo
-    # The whole KV pool, writable, in rows of `info.kv_spec.row_bytes`: `info.num_blocks`, and maybe
-    # one that no sequence gets. Both processes see it. The front writes only into blocks bound to a
-    # remote sequence that has not started.
+    # The shared pool, writable, in rows of `info.kv_spec.row_bytes`: `info.num_rows`, or as many as
+    # blocks and maybe one that no sequence gets. Both processes see it. The front writes only into
+    # rows that a remote sequence has and that has not started.
     pool: memoryview
     # The pool for peers to map: read-only, its size sealed; owned by the client. None = private.
     pool_fd: int | None

@@ -147,6 +147,6 @@ def _new_tables(events: StepEvents) -> Iterator[tuple[int, int]]:
     for admitted in events.admitted:
         yield admitted.seq_id, admitted.num_cached_blocks
     for bound in events.bound:
-        yield bound.seq_id, len(bound.block_ids)
+        yield bound.seq_id, bound.num_blocks
     for started in events.started:
-        yield started.seq_id, len(started.block_ids)
+        yield started.seq_id, started.num_blocks

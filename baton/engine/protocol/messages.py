@@ -127,12 +127,16 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
     pools: bool = False
     # The fingerprint of the LoRA adapter that it is computed with; empty = the model alone.
     adapter: str = ""
+    # The first blocks of a prefill sequence, which its peer has already: they do not travel.
+    num_peer_blocks: int = 0
 
 
 class Bind(msgspec.Struct, array_like=True, tag="bind"):
-    """A remote sequence's prefill starts now: turn its promise into blocks."""
+    """A remote sequence's prefill starts now: turn its promise into blocks, which will come by
+    ReadPages if `is_on_device`. Sent again where they come otherwise."""
 
     seq_id: int
+    is_on_device: bool = False
 
 
 class Start(msgspec.Struct, array_like=True, tag="start"):
@@ -197,10 +201,8 @@ class CommandBatch(msgspec.Struct, array_like=True, tag="commands"):
 
 
 class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
-    """The core's first message, once the model is loaded and the pool is mapped.
-
-    It has a field for each fact about the model and the pool that the front reads.
-    """
+    """The core's first message, once the model is loaded and the pool is mapped: a field for each
+    fact about them that the front reads."""
 
     model_fp: str
     model_name: str
@@ -223,6 +225,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     pooling: Pooling | None = None
     # The adapters that sequences may have at once; 0 = none are served.
     num_adapter_slots: int = 0
+    # Of the staging ring, which is the shared pool then; 0 = the cache itself is.
+    num_rows: int = 0
 
 
 class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
@@ -250,37 +254,38 @@ class SequenceRefused(msgspec.Struct, array_like=True):
 
 
 class Started(msgspec.Struct, array_like=True):
-    """Prefill compute of a local or prefill sequence starts in this step.
+    """Prefill compute of a local or prefill sequence, with so many blocks, starts in this step.
 
-    `block_ids` is the block table, as far as the engine has taken blocks: Progress brings the rest.
-    The first `num_cached_tokens` tokens are in the cache already and are not computed. Not reported
-    again after a preemption.
+    In `rows` of the shared pool the front will find the blocks that a prefill's peer lacks; where
+    the peer reads them on the device, they are those blocks. The first `num_cached_tokens` tokens
+    are in the cache already and are not computed. Not reported again after a preemption.
     """
 
     seq_id: int
-    block_ids: list[int]
+    rows: list[int]
     num_cached_tokens: int
+    num_blocks: int
 
 
 class Bound(msgspec.Struct, array_like=True):
-    """The whole block table of a remote sequence, cached blocks first."""
+    """A remote sequence has so many blocks. The front writes those that are missing into `rows` of
+    the shared pool; where they come by ReadPages, they are those blocks."""
 
     seq_id: int
-    block_ids: list[int]
+    rows: list[int]
+    num_blocks: int
 
 
 class Progress(msgspec.Struct, array_like=True):
-    """A prefill sequence's KV is final for its first `num_computed_tokens` tokens.
+    """A prefill sequence's KV is final for its first `num_computed_tokens` tokens, and in its rows.
 
-    With `num_layers` it is so in the first layers alone: the step computes the others still.
-    `block_ids` continues the table of Started, where the engine takes blocks chunk by chunk.
-    Also reported of a beam search, once: its prompt is computed, its tokens come at the end.
+    With `num_layers` it is so in the first layers alone: the step computes the others still. Also
+    told of a beam search, once: its prompt is computed, its tokens come at the end.
     """
 
     seq_id: int
     num_computed_tokens: int
     checksums: list[BlockChecksums] = []
-    block_ids: list[int] = []
     num_layers: int | None = None
 
 
@@ -315,7 +320,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 class EngineLoad(msgspec.Struct, array_like=True):
     """Measured at the end of a step; rates are exponential means, 0 = not measured yet.
 
-    Free blocks include cached ones that no sequence references, and promised ones.
+    Free blocks include cached and promised ones; free rows are the staging ring's.
     `num_not_started` remote sequences are admitted but not running yet: their prompt is on its way.
     """
 
@@ -331,11 +336,11 @@ class EngineLoad(msgspec.Struct, array_like=True):
     num_parked: int = 0
     # Prefill tokens that a step takes beside the decodes that run now, or ran last.
     chunk_tokens: int = 0
+    num_rows_free: int = 0
 
 
 class StepEvents(msgspec.Struct, array_like=True, tag="events"):
-    """Everything that one turn of the core's loop brought, with a field for each kind of event:
-    one message a turn costs less than one for each event.
+    """Everything that one turn of the core's loop brought: one message costs less than many.
 
     `token_seq_ids`, `token_ids` and `token_indexes` are columns: one new output token each, with
     its index among the output tokens of its choice. KV events are in order: removed before stored.
@@ -373,7 +378,6 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     # Sequences of the Aborts and Releases that were applied. They hold nothing any more, unless a
     # fork that was not aborted still needs its leader's prompt.
     freed: list[int] = []
-    # Faults that the core found in its own books.
     violations: list[Violation] = []
     pages_read: list[PagesRead] = []
     # The prefix cache after the KV events above: its number of hashes, and their digest.

@@ -4,7 +4,7 @@ The torch implementation is `model/torch_runner.py`; `baton.testing.fake_runner`
 notices every lost, doubled, foreign or stale block (decision 0023). Sampling happens in the runner.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from baton.engine.protocol.batch import StepBatch, StepResult
@@ -21,7 +21,8 @@ class Runner(Protocol):
     eos_token_ids: tuple[int, ...]
 
     def bind_pool(self, pool: memoryview) -> None:
-        """Use `pool` (writable, num_blocks * row_bytes bytes, shared) as the cache."""
+        """Use `pool` (writable, num_blocks * row_bytes bytes, shared) as the cache; a StagingRunner
+        makes one as large."""
 
     def run(self, batch: StepBatch) -> StepResult:
         """Copy blocks, compute all query tokens, store their KV; one result per sample row.
@@ -32,15 +33,28 @@ class Runner(Protocol):
 
 
 @runtime_checkable
-class CopyingRunner(Protocol):
-    """A runner with a cache of its own: exported blocks get into the shared pool after `run`."""
+class StagingRunner(Protocol):
+    """A runner with a cache of its own; blocks are handed over through a ring in the shared pool.
+
+    Between two runs, and beside steps that were launched. All copies and steps are in the order of
+    these calls for the cache.
+    """
+
+    def bind_ring(self, ring: memoryview, num_blocks: int) -> None:
+        """Make a cache of `num_blocks`, and use `ring` (writable, whole rows, shared)."""
+
+    def upload(self, rows: Sequence[int], block_ids: Sequence[int]) -> None:
+        """From rows of the ring into blocks of the cache. The rows are read when this returns."""
+
+    def download(self, block_ids: Sequence[int], rows: Sequence[int]) -> None:
+        """Begin to copy blocks, as the runs so far leave them, into rows of the ring."""
 
     @property
     def num_copies_begun(self) -> int:
-        """The number of copies that all runs so far have begun; they end in order."""
+        """The number of copies that all downloads so far have begun; they end in order."""
 
     def poll_copies(self) -> int:
-        """The number of copies that have ended: those blocks are shared. Does not wait."""
+        """The number of copies that have ended: their rows are filled. Does not wait."""
 
 
 @runtime_checkable

@@ -58,7 +58,7 @@ class BlockTable:
         self.num_changes = 0
         # The first blocks, which have been entered into the prefix cache.
         self.num_registered = 0
-        # The first blocks, which are final and whose checksums were reported where they are wanted.
+        # The first blocks, which are final and were handed over, if that is wanted.
         self.num_reported = 0
         # Another table may refer to the last block too: before it is written, that must be checked.
         self.may_share_last = False

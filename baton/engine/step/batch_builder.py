@@ -121,30 +121,14 @@ class StepBatches:
 
     def build(self, step: int, plan: StepPlan, *, is_ahead: bool) -> StepBatch:
         """The batch of a plan that is not empty. Ahead: the step before it runs still."""
-        state, manager = self._state, self._state.manager
+        state = self._state
         if plan.is_probe:
             return probe_batch(step, state.info.num_blocks)
         batch = self._builder.build(step, plan, is_ahead=is_ahead)
-        batch.block_copies = manager.take_block_copies()
-        batch.imported_blocks = manager.take_imported_blocks()
-        batch.exported_blocks = self._exported_blocks(plan)
+        batch.block_copies = state.manager.take_block_copies()
         if state.grammars is not None:
             batch.masks = state.grammars.masks(plan.sequences)
         return batch
-
-    def _exported_blocks(self, plan: StepPlan) -> list[int]:
-        """Blocks of prompts that the front reads in the shared pool and that become final now."""
-        manager = self._state.manager
-        exported: list[int] = []
-        if self._state.device is not None:
-            # The blocks of an earlier prompt may never have been there.
-            for seq in plan.started:
-                if _is_staged(seq):
-                    exported += manager.computed_blocks(seq)
-        for scheduled in plan.sequences:
-            if _is_staged(scheduled.seq):
-                exported += manager.written_blocks(scheduled.seq, scheduled.num_new_tokens)
-        return exported
 
 
 def probe_batch(step: int, block_id: int) -> StepBatch:
@@ -227,8 +211,3 @@ def _sampled_row(seq: Sequence, last_row: int, draft: tuple[int, ...] = ()) -> S
         history=history,
         num_logprobs=request.sampling.num_logprobs,
     )
-
-
-def _is_staged(seq: Sequence) -> bool:
-    """The front reads the prompt's blocks in the shared pool."""
-    return seq.request.kind == "prefill" and seq.request.checksum_every is None

@@ -67,8 +67,8 @@ class CommandHandler:
                 seq.grant(index)
                 if seq.state is SequenceState.EMITTING:
                     self._parallel.emit(seq)
-            case Bind():
-                self._bind(seq)
+            case Bind(is_on_device=is_on_device):
+                self._bind(seq, is_on_device=is_on_device)
             case Start():
                 self._start(seq, command)
             case Abort() | Release() if seq.group is not None:
@@ -125,6 +125,12 @@ class CommandHandler:
         if not manager.can_promise(seq, match, scheduler.num_reserved_blocks):
             self._refuse(seq, "no_room", f"{match.num_free_needed} blocks cannot be promised")
             return
+        # Blocks that the device reads itself need no rows, unless that fails.
+        num_missing = manager.num_blocks_for(seq.num_tokens) - len(match.cached_ids)
+        num_rows = num_missing if state.device is None else 0
+        if not manager.rows.lease(seq.request.seq_id, num_rows):
+            self._refuse(seq, "no_room", _no_rows(num_rows))
+            return
         manager.promise(seq, match)
         seq.state = SequenceState.PROMISED
         self._register(seq)
@@ -139,20 +145,34 @@ class CommandHandler:
         refused = SequenceRefused(seq.request.seq_id, reason, message)
         self._state.events.refused.append(refused)
 
-    def _bind(self, seq: Sequence) -> None:
-        assert seq.state is SequenceState.PROMISED, seq
-        seq.state = SequenceState.BOUND
-        block_ids = self._state.manager.bind(seq)
-        self._state.events.bound.append(Bound(seq.request.seq_id, block_ids))
+    def _bind(self, seq: Sequence, *, is_on_device: bool) -> None:
+        state, manager, seq_id = self._state, self._state.manager, seq.request.seq_id
+        if seq.state is SequenceState.PROMISED:
+            seq.state = SequenceState.BOUND
+            manager.bind(seq)
+        assert seq.state is SequenceState.BOUND, seq
+        blocks = manager.traveling_blocks(seq)
+        if not is_on_device and not manager.rows.lease(seq_id, len(blocks)):
+            self._refuse(seq, "no_room", _no_rows(len(blocks)))
+            self._change(seq, Abort(seq_id))
+            return
+        rows = blocks if is_on_device else manager.rows.rows_of(seq_id, blocks)
+        num_blocks = manager.num_blocks_for(seq.num_tokens)
+        state.events.bound.append(Bound(seq_id, rows, num_blocks))
 
     def _start(self, seq: Sequence, command: Start) -> None:
         """A remote sequence's blocks are all here; the prefill worker sampled its first token."""
         assert seq.state is SequenceState.BOUND, seq
         seq.num_computed_tokens = seq.num_tokens
+        manager = self._state.manager
         if not command.is_on_device:
-            self._state.manager.note_filled(seq)
-        self._state.manager.register_full_blocks(seq)
+            manager.rows.copy_in(seq.request.seq_id, manager.traveling_blocks(seq))
+        manager.register_full_blocks(seq)
         if seq.group is not None:
             self._parallel.start(seq, seq.group, command)
         else:
             self._state.go_on(seq, command.first_token)
+
+
+def _no_rows(num_rows: int) -> str:
+    return f"{num_rows} rows of the staging ring are not free"

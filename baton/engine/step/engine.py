@@ -13,11 +13,12 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from baton.engine.kv.block_manager import BlockManager
+from baton.engine.kv.handoff_rows import HandoffRows
 from baton.engine.protocol.batch import LayerMarks, StepBatch, StepResult
 from baton.engine.protocol.device_handoff import DeviceHandoff
 from baton.engine.protocol.messages import Command, EngineInfo, EngineLoad, StepEvents
 from baton.engine.protocol.progress_page import ProgressPage
-from baton.engine.protocol.runner import AheadRunner, PoolingRunner, Runner
+from baton.engine.protocol.runner import AheadRunner, PoolingRunner, Runner, StagingRunner
 from baton.engine.step.batch_builder import StepBatches
 from baton.engine.step.chunk_policy import ChunkPolicy
 from baton.engine.step.command_handler import CommandHandler
@@ -52,6 +53,8 @@ class EngineConfig:
     num_draft_tokens: int = 0
     # Least KV of a prompt's group of layers that is reported before the step ends.
     min_group_bytes: int = MIN_GROUP_BYTES
+    # Of the staging ring of a runner with a cache of its own.
+    num_rows: int = 0
 
 
 class _StepRuns:
@@ -96,7 +99,10 @@ class Engine:
         max_tokens = config.max_step_tokens
         chunks = ChunkPolicy(max_tokens, config.max_step_s)
         info = _describe(config, runner, grammars)
-        manager = BlockManager(config.num_blocks, runner.kv_spec.block_size, config.model_fp)
+        self._staging = runner if isinstance(runner, StagingRunner) else None
+        rows = HandoffRows(self._staging, config.num_rows)
+        block_size = runner.kv_spec.block_size
+        manager = BlockManager(config.num_blocks, block_size, config.model_fp, rows)
         scheduler = Scheduler(manager, config.max_num_seqs, max_tokens, chunks)
         state = EngineState(info, manager, scheduler, grammars, device)
         parallel = ParallelSampling(state)
@@ -121,9 +127,9 @@ class Engine:
         return self._state.info
 
     @property
-    def num_pool_blocks(self) -> int:
-        """Blocks to be mapped: those of sequences, and one for probes (`batch_builder.py`)."""
-        return self.info.num_blocks + 1
+    def num_pool_rows(self) -> int:
+        """Rows to be mapped: of the ring, or the blocks and one for probes (`batch_builder.py`)."""
+        return self.info.num_rows or self.info.num_blocks + 1
 
     @property
     def has_work(self) -> bool:
@@ -132,7 +138,10 @@ class Engine:
 
     def bind_pool(self, pool: memoryview) -> None:
         """Give the runner the shared pool; `info` says then how peers reach the device's own."""
-        self.runner.bind_pool(pool)
+        if self._staging is not None:
+            self._staging.bind_ring(pool, self.info.num_blocks + 1)
+        else:
+            self.runner.bind_pool(pool)
         if self._state.device is not None:
             self.info.device_pool = self._state.device.open()
 
@@ -277,4 +286,5 @@ def _describe(config: EngineConfig, runner: Runner, grammars: Grammars | None) -
         eos_token_ids=list(runner.eos_token_ids),
         tokenizer_file=None if grammars is None else str(grammars.states.compiler.tokenizer_file),
         pooling=runner.pooling if isinstance(runner, PoolingRunner) else None,
+        num_rows=config.num_rows if isinstance(runner, StagingRunner) else 0,
     )

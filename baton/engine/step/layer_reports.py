@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from baton.engine.protocol.batch import LayerMarks
 from baton.engine.protocol.messages import Progress, StepEvents
-from baton.engine.protocol.runner import CopyingRunner, Runner
+from baton.engine.protocol.runner import Runner, StagingRunner
 from baton.engine.step.engine_state import EngineState
 from baton.engine.step.step_plan import ScheduledSequence, StepPlan
 from baton.engine.step.step_reporter import StepReporter
@@ -29,7 +29,7 @@ class LayerReports:
     ) -> None:
         self._state = state
         self._reporter = reporter
-        self._is_off = isinstance(runner, CopyingRunner)
+        self._is_off = isinstance(runner, StagingRunner)
         self._min_group_bytes = min_group_bytes
         spec = state.info.kv_spec
         # A step of fewer tokens has no two groups.

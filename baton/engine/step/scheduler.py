@@ -262,6 +262,8 @@ class Scheduler:
             match = self._manager.match_prefix(seq)
             beams = seq.group.beams if seq.group is not None else ()
             num_beside = sum(self._manager.num_blocks_beside(seq, beam) for beam in beams)
+            if not self._manager.has_rows_for(seq):
+                break  # it goes first when others have been handed over
             if not self._manager.can_allocate(match, self._watermark() + num_beside):
                 self.num_awaited_blocks = match.num_free_needed + num_beside
                 break

@@ -86,23 +86,33 @@ class StepCommit:
         seq.num_computed_tokens += scheduled.num_new_tokens - is_held_back
         self._state.manager.register_full_blocks(seq)
         if seq.request.kind == "prefill":
-            every = seq.request.checksum_every
-            checksums = [] if every is None else self._new_checksums(seq, every)
+            checksums = self._hand_over(seq)
             progress = Progress(seq.request.seq_id, seq.num_computed_tokens, checksums)
             self._state.events.progress.append(progress)
         return is_held_back
 
-    def _new_checksums(self, seq: Sequence, every: int) -> list[BlockChecksums]:
-        """The checksums of each `every`-th block that has become final in this step."""
-        device, manager = self._state.device, self._state.manager
-        assert device is not None, "the front knows whether there is one"
+    def _hand_over(self, seq: Sequence) -> list[BlockChecksums]:
+        """Copy the blocks that have become final in this step to where the front reads them; or
+        return their checksums, where the peer's device reads them."""
+        manager, request, table = self._state.manager, seq.request, seq.table
         is_complete = seq.num_computed_tokens >= seq.num_tokens
         num_final = seq.num_computed_tokens // manager.block_size
         if is_complete:
             num_final = manager.num_blocks_for(seq.num_tokens)
-        first = seq.table.num_reported
-        indexes = range(first + -first % every, num_final, every)
-        seq.table.num_reported = num_final
+        new = range(table.num_reported, num_final)
+        table.num_reported = num_final
+        if request.checksum_every is not None:
+            return self._checksums(seq, new, request.checksum_every)
+        first = max(new.start, request.num_peer_blocks)
+        block_ids = table.ids[first : new.stop].tolist()
+        manager.rows.copy_out(request.seq_id, first - request.num_peer_blocks, block_ids)
+        return []
+
+    def _checksums(self, seq: Sequence, new: range, every: int) -> list[BlockChecksums]:
+        """The checksums of each `every`-th block of the sequence among the new ones."""
+        device = self._state.device
+        assert device is not None, "the front knows whether there is one"
+        indexes = range(new.start + -new.start % every, new.stop, every)
         block_ids = seq.table.ids[indexes.start : indexes.stop : every].tolist()
         sums = device.checksums(block_ids)
         return [BlockChecksums(*of_block) for of_block in zip(indexes, sums, strict=True)]

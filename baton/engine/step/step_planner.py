@@ -1,7 +1,7 @@
 """Plans the next step; before that, applies deadlines and unparks sequences that can go on."""
 
 from baton.engine.grammar.states import POLL_S
-from baton.engine.protocol.messages import Started
+from baton.engine.protocol.messages import Progress, Started
 from baton.engine.protocol.reasons import FinishReason
 from baton.engine.sequence.sequence import Sequence, SequenceState
 from baton.engine.step.engine_state import EngineState
@@ -126,6 +126,12 @@ class StepPlanner:
 
     def _report_started(self, seq: Sequence) -> None:
         seq.was_started = True
-        block_ids: list[int] = seq.table.ids.tolist()
-        started = Started(seq.request.seq_id, block_ids, seq.num_computed_tokens)
+        request, manager, num_cached = seq.request, self._state.manager, seq.num_computed_tokens
+        rows = manager.traveling_blocks(seq) if request.kind == "prefill" else []
+        if request.checksum_every is None:
+            rows = manager.rows.rows_of(request.seq_id, rows)
+        started = Started(request.seq_id, rows, num_cached, seq.table.num_blocks)
         self._state.events.started.append(started)
+        if rows and num_cached and manager.rows.are_blocks:
+            # Else cached blocks get into their rows, or their checksums, with the first step.
+            self._state.events.progress.append(Progress(request.seq_id, num_cached))

@@ -3,7 +3,7 @@
 from collections import deque
 
 from baton.engine.protocol.messages import EngineLoad, StepEvents
-from baton.engine.protocol.runner import CopyingRunner, Runner
+from baton.engine.protocol.runner import Runner, StagingRunner
 from baton.engine.step.engine_state import EngineState
 from baton.engine.step.step_timer import StepTimer
 
@@ -15,12 +15,12 @@ class ReportQueue:
 
     One rule: reports leave in order, and each only when every copy out of the device that was begun
     before it has ended. So progress is never reported too early, and nothing is still being copied
-    into a block that is bound or free for the front. Without such copies nothing waits. A runner's
-    ring bounds its copies, and so the queue.
+    into a row that was leased again. Without such copies nothing waits. A runner's slots bound its
+    copies, and so the queue.
     """
 
     def __init__(self, runner: Runner) -> None:
-        self._copies = runner if isinstance(runner, CopyingRunner) else None
+        self._copies = runner if isinstance(runner, StagingRunner) else None
         # Each with the number of copies that must have ended.
         self._waiting: deque[tuple[int, StepEvents]] = deque()
 
@@ -101,4 +101,5 @@ class StepReporter:
             num_not_started=state.sequences.num_not_started,
             num_parked=queues.num_parked,
             chunk_tokens=self._timer.chunks.allowed_tokens(max(1, queues.num_running)),
+            num_rows_free=state.manager.rows.leases.num_free,
         )

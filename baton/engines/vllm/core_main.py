@@ -89,6 +89,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     """Load the model."""
     from vllm.v1.engine.core import EngineCore
 
+    from baton.engine.kv.handoff_rows import num_ring_rows
     from baton.engine.protocol.messages import EngineInfo
     from baton.engines.vllm.adapters import prepare
     from baton.engines.vllm.admission import UNSUPPORTED
@@ -118,6 +119,8 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     num_blocks = core.scheduler.cache_config.num_gpu_blocks - 1
     vocab_size = config.model_config.get_vocab_size()
     end_ids = end_token_ids(config.model_config)
+    max_model_len = min(config.model_config.max_model_len, num_blocks * kv_spec.block_size)
+    num_rows = num_ring_rows(kv_spec, num_blocks, max_model_len, options.staging_memory)
     model_fp = model_fingerprint(folder, is_verified=options.verify_weights == "on")
     grammars = grammar_states(folder, model_fp, vocab_size, end_ids)
     info = EngineInfo(
@@ -126,7 +129,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
         model_revision="local",
         kv_spec=kv_spec,
         num_blocks=num_blocks,
-        max_model_len=min(config.model_config.max_model_len, num_blocks * kv_spec.block_size),
+        max_model_len=max_model_len,
         max_num_seqs=options.max_batch,
         vocab_size=vocab_size,
         eos_token_ids=end_ids,
@@ -134,6 +137,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
         engine=name,
         unsupported=list(UNSUPPORTED),
         num_adapter_slots=options.adapter_slots,
+        num_rows=num_rows,
     )
     if options.adapter_slots:
         prepare(core)
@@ -214,6 +218,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=num_available_cores())
     parser.add_argument("--kv-memory", type=parse_bytes, default=None)
     parser.add_argument("--memory-share", type=float, default=0.8)
+    parser.add_argument("--staging-memory", type=parse_bytes, default=None)
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--max-model-len", type=int, default=None)
     parser.add_argument("--max-batch", type=int, default=64)

@@ -34,8 +34,12 @@ class Departures:
             state.copies.released.add(name)
             return
         waits = request.status.name == "WAITING_FOR_REMOTE_KVS"
+        imports = state.copies.imports
+        # Its rows may be another one's when the next step copies.
+        state.copies.imports = [each for each in imports if each[0] != name]
+        was_to_come = not seq.is_started or len(state.copies.imports) < len(imports)
         state.core.abort_requests([name])
-        if waits and name in state.scheduler.requests and not seq.is_started:
+        if waits and name in state.scheduler.requests and was_to_come:
             state.copies.dropped.add(name)
 
     def end_expired(self) -> list[VllmSequence]:

@@ -97,9 +97,9 @@ class VllmEngine:
     # What the core's loop calls.
 
     @property
-    def num_pool_blocks(self) -> int:
-        """Blocks to be mapped: as many as vLLM has, of which sequences get all but one."""
-        return self.info.num_blocks + 1
+    def num_pool_rows(self) -> int:
+        """Rows to be mapped: those of the staging ring."""
+        return self.info.num_rows
 
     @property
     def has_work(self) -> bool:
@@ -114,8 +114,8 @@ class VllmEngine:
         )
 
     def bind_pool(self, pool: memoryview) -> None:
-        """Copy blocks that are handed over through this pool, once everything has run once."""
-        self._core.model_executor.bind_pool(self._pool_fd, len(pool), self.num_pool_blocks)
+        """Copy blocks that are handed over through this ring, once everything has run once."""
+        self._core.model_executor.bind_ring(self._pool_fd, len(pool), self.num_pool_rows)
         warm_up(self)
         self._core.reset_prefix_cache()
         self._state.cache.clear()
@@ -135,6 +135,7 @@ class VllmEngine:
             self._choices.end(seq)
         for seq, fault in self._masks.settle():
             self._fail(seq, fault)
+        self._lease_rows()
         self._turns.begin(self._state.seqs.values())
         if self.has_work:
             self._step()
@@ -161,7 +162,7 @@ class VllmEngine:
         if seq is None or seq.is_remote:  # to find room for a prompt computes nothing
             return True
         must_wait = self._turns.must_wait(seq) or self._masks.must_wait(seq)
-        return not (self.finds_room or seq.is_parked or must_wait)
+        return not (self.finds_room or seq.is_parked or seq.waits_for_rows or must_wait)
 
     def prepare_step(self) -> int:
         running = self._scheduler.running
@@ -178,11 +179,12 @@ class VllmEngine:
             self._state.refuse(seq.add, "no_room", "other sequences needed its blocks")
 
     def on_allocated(self, name: str, block_ids: list[int], num_missing_tokens: int) -> None:
-        seq = self._state.seqs[name]
-        size = self.info.kv_spec.block_size
-        seq.block_ids = block_ids
-        seq.num_cached_blocks = (seq.request.num_prompt_tokens - num_missing_tokens) // size
-        self._state.events.admitted.append(Admitted(seq.add.seq_id, seq.num_cached_blocks))
+        seq, state = self._state.seqs[name], self._state
+        num_cached_tokens = seq.request.num_prompt_tokens - num_missing_tokens
+        num_cached = num_cached_tokens // self.info.kv_spec.block_size
+        if state.rows.lease(seq.add.seq_id, len(block_ids) - num_cached):  # else it has no room
+            seq.has_rows, seq.block_ids, seq.num_cached_blocks = True, block_ids, num_cached
+            state.events.admitted.append(Admitted(seq.add.seq_id, num_cached))
 
     def take_copies(self, scheduled: Any) -> StepCopies:
         return self._parts.take(scheduled)
@@ -203,6 +205,16 @@ class VllmEngine:
             self._report()
 
     # The step.
+
+    def _lease_rows(self) -> None:
+        """Give rows to prefills that wait for them, the most important and oldest first."""
+        waiting = [seq for seq in self._state.seqs.values() if seq.waits_for_rows]
+        for seq in sorted(waiting, key=lambda seq: seq.request.priority):
+            num_blocks = self.info.kv_spec.num_blocks_for(seq.request.num_prompt_tokens)
+            num_rows = max(0, num_blocks - seq.add.num_peer_blocks)
+            seq.has_rows = self._state.rows.lease(seq.add.seq_id, num_rows)
+            if not seq.has_rows:
+                return
 
     def _step(self) -> None:
         self.step_index += 1
@@ -271,12 +283,14 @@ class VllmEngine:
         self._departures.end_failed(seq, fault)
 
     def _refuse_without_room(self) -> None:
-        """A remote sequence is asked once: there are blocks for its prompt, or not."""
+        """A remote sequence is asked once: there are blocks and rows for its prompt, or not."""
         for seq in list(self._state.seqs.values()):
             if seq.lacks_room:
                 self._choices.end(seq, is_told=True)
                 self._departures.end(seq.name)
-                self._state.refuse(seq.add, "no_room", "there are no blocks for its prompt")
+                self._state.refuse(
+                    seq.add, "no_room", "there are no blocks or no rows for its prompt"
+                )
 
     def _release_received(self) -> None:
         """Let the choices go on that wait for a prompt which has come, if its reader waits or not.
@@ -327,17 +341,19 @@ class VllmEngine:
                 seq.credit = max(seq.credit, index)
             case Bind():
                 seq.is_bound = True
-                self._state.events.bound.append(Bound(seq.add.seq_id, seq.block_ids))
+                rows, num_blocks = self._state.rows.rows_of(seq.add.seq_id), len(seq.block_ids)
+                self._state.events.bound.append(Bound(seq.add.seq_id, rows, num_blocks))
             case Start():
                 self._start(seq, command)
 
     def _start(self, seq: VllmSequence, command: Start) -> None:
-        """The blocks of a remote sequence are in the pool; its first token may be its last."""
+        """The blocks of a remote sequence are in its rows; its first token may be its last."""
         self._choices.start(command)
         reason = reason_at_start(behind(seq.add, command.first_token), self.info)
         seq.take_first_token(command.first_token)
         missing = seq.block_ids[seq.num_cached_blocks :]
-        self._state.copies.imports.append((seq.name, missing))
+        rows = self._state.rows.rows_of(seq.add.seq_id)
+        self._state.copies.imports.append((seq.name, rows, missing))
         if reason is None:
             self._masks.follow(seq, [command.first_token])
         else:
@@ -373,6 +389,7 @@ class VllmEngine:
         seqs = list(state.seqs.values())
         events.load = load_of(self._scheduler, seqs, self._pace)
         events.load.num_waiting += self._choices.num_to_run
+        events.load.num_rows_free = state.rows.num_free
         events.vllm = self._stats.take(seqs)
         state.events = empty_events(self.step_index)
         self._send(events)

@@ -33,10 +33,12 @@ class VllmSequence:
     credit: int
     # Of its next output token.
     next_index: int
-    # The block table, as far as the front knows it; of a remote sequence before Bind the engine
-    # alone.
+    # The block table: of a remote sequence once it has room, of a prefill once the front knows that
+    # it has started.
     block_ids: list[int] = field(default_factory=list)
     num_cached_blocks: int = 0
+    # The blocks that travel have rows of the staging ring.
+    has_rows: bool = False
     grammar: GrammarState | None = None
     # Once it was to be drafted for.
     lookup: PromptLookup | None = None
@@ -72,6 +74,11 @@ class VllmSequence:
     def lacks_room(self) -> bool:
         """There are no blocks for its prompt, which is on its way."""
         return self.is_remote and not self.block_ids
+
+    @property
+    def waits_for_rows(self) -> bool:
+        """It is not computed before its blocks can be handed over."""
+        return self.add.kind == "prefill" and not self.has_rows
 
     @property
     def may_expire(self) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from baton.engine.kv.handoff_rows import RowLeases
 from baton.engine.protocol.messages import (
     AddSequence,
     EngineInfo,
@@ -31,6 +32,7 @@ class VllmState:
         self.bill = StepBill(clock)
         self.adapters = Adapters(core, info.num_adapter_slots)
         self.copies = StepCopies()
+        self.rows = RowLeases(info.num_rows)
         self.seqs: dict[str, VllmSequence] = {}
         self.events = empty_events(0)
 
@@ -61,6 +63,7 @@ class VllmState:
         del self.seqs[seq.name]
         self.cache.forget(seq.name)
         self.bill.leave(seq.add.seq_id)
+        self.rows.free(seq.add.seq_id)
 
 
 def empty_events(step: int) -> StepEvents:

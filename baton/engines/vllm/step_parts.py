@@ -15,6 +15,8 @@ class StepParts:
 
     def __init__(self, state: VllmState) -> None:
         self.shares: list[Share] = []
+        # Remote sequences whose rows the newest step reads.
+        self._imported: list[str] = []
         # Drafted tokens, by request, of the newest step.
         self._drafts: dict[str, list[int]] = {}
         self._state = state
@@ -25,6 +27,7 @@ class StepParts:
         state = self._state
         copies, state.copies = state.copies, StepCopies()
         self.shares = []
+        self._imported = [name for name, _, _ in copies.imports]
         self._drafts = scheduled.scheduled_spec_decode_tokens
         for name, num_tokens in scheduled.num_scheduled_tokens.items():
             if (seq := state.seqs.get(name)) is not None:
@@ -32,24 +35,26 @@ class StepParts:
         return copies
 
     def note_progress(self) -> None:
-        """Tell which blocks of prefills are final, and which were added to their tables.
+        """The step is over: give the rows back that it has read, and tell which blocks of prefills
+        are final.
 
-        Such a sequence has started for the front when its first blocks are in the pool.
+        Such a sequence has started for the front when its first blocks are in their rows.
         """
         state, size = self._state, self._block_size
+        for name in self._imported:
+            state.rows.free(int(name))
         for share in self.shares:
             seq = state.seqs.get(str(share.seq_id))
             if seq is None or seq.add.kind != "prefill" or seq.is_over:
                 continue
             request = seq.request
-            new = state.table(seq)[len(seq.block_ids) :]
             if not seq.block_ids:
-                num_cached = seq.num_cached_blocks * size
-                state.events.started.append(Started(share.seq_id, new, num_cached))
+                seq.block_ids = state.table(seq)
+                rows, num_cached = state.rows.rows_of(share.seq_id), seq.num_cached_blocks * size
+                started = Started(share.seq_id, rows, num_cached, len(seq.block_ids))
+                state.events.started.append(started)
             num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-            more = new if seq.block_ids else []
-            state.events.progress.append(Progress(share.seq_id, num_tokens, block_ids=more))
-            seq.block_ids += new
+            state.events.progress.append(Progress(share.seq_id, num_tokens))
 
     def take_tokens(self, seq: VllmSequence, output: Any) -> None:
         """Tell a sequence's new tokens, with the logprobs that it asked for."""
@@ -91,13 +96,15 @@ class StepParts:
         self.shares.append(Share(seq_id, num_tokens, len(table), is_prefill, is_redone))
         if seq.add.kind == "prefill":
             # Also those that were cached: a local sequence may have computed them.
-            first = start // size if seq.is_started else 0
-            copies.exports += table[first : -(-(start + num_tokens) // size)]
+            num_peer, end = seq.add.num_peer_blocks, -(-(start + num_tokens) // size)
+            first = max(num_peer, start // size if seq.is_started else 0)
+            rows = self._state.rows.rows_of(seq_id)[first - num_peer :]
+            copies.exports += zip(table[first:end], rows, strict=False)
         if not seq.is_started:
             seq.is_started = True
             seq.num_cached_blocks = start // size
             if seq.add.kind == "local":
-                self._state.events.started.append(Started(seq_id, table, start))
+                self._state.events.started.append(Started(seq_id, [], start, len(table)))
 
 
 def _entries(

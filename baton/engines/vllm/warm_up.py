@@ -45,13 +45,14 @@ def warm_up(engine: CoreEngine) -> None:
 
 
 def _hand_over(engine: CoreEngine, number: int) -> None:
-    """Prefill a prompt, and go on with it as if another worker had: its blocks are in the pool."""
+    """Prefill a prompt, and go on with it as if another worker had: whatever is in its rows."""
     held = _add(number, _KINDS[0], "prefill")
     (first_token,) = (token for told in _run(engine, held) for token in told.token_ids)
+    _run(engine, Release(held.seq_id))
     remote = _add(number, _KINDS[0], "remote")
     _run(engine, remote)
     _run(engine, Bind(remote.seq_id))
-    _run(engine, Start(remote.seq_id, first_token), Release(held.seq_id))
+    _run(engine, Start(remote.seq_id, first_token))
 
 
 def _add(number: int, sampling: SamplingParams, kind: SequenceKind = "local") -> AddSequence:

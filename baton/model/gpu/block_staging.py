@@ -1,11 +1,11 @@
-"""Whole blocks between a device's cache and the pool that is shared with the front.
+"""Whole blocks between a device's cache and the staging ring that is shared with the front.
 
-What decode workers are sent and what prefill workers hand over lies in the shared pool; attention
-reads the device's cache. Blocks go through a ring of slots, each with rows on the device and
-page-locked rows of the host. Only the computing stream touches the cache: it gathers what leaves
-into a slot when the step has written it, and scatters what came before a step reads it. So a block
-may be used again at once, whatever is under way. Between the two halves of a slot a stream of its
-own copies, while the next step computes; the owner of the ring polls for the copies that ended.
+What decode workers are sent and what prefill workers hand over lies in rows of the ring; attention
+reads the device's cache. In between are slots, each with rows on the device and page-locked rows of
+the host. Only the computing stream touches the cache: it gathers what leaves into a slot when the
+step has written it, and scatters what came before a step reads it. So a block may be used again at
+once, whatever is under way. Between the two halves of a slot a stream of its own copies, while the
+next step computes; the owner polls for the copies that ended.
 """
 
 from collections import deque
@@ -37,19 +37,19 @@ class _Slot:
 class _UnderWay(NamedTuple):
     copy: Copy
     slot: _Slot
-    # Where the rows belong in the shared pool; None = they go to the device.
+    # The rows of the ring that they are for; None = they go to the device.
     leaving: torch.Tensor | None
 
 
 class BlockStaging:
-    """Between a cache and a shared pool of equally many blocks."""
+    """Between a cache and a ring of rows as long as its blocks."""
 
-    def __init__(self, cache: KVPool, shared: memoryview, stream: SideStream) -> None:
+    def __init__(self, cache: KVPool, ring: memoryview, stream: SideStream) -> None:
         row_bytes = cache.spec.row_bytes
         # Rows are gathered and scattered number by number: in the widest that there are.
         number = torch.int64 if row_bytes % 8 == 0 else torch.uint8
         self._cache = cache.rows.view(number)
-        self._shared = torch.frombuffer(shared, dtype=number).view(self._cache.shape)
+        self._ring = torch.frombuffer(ring, dtype=number).view(-1, self._cache.shape[1])
         self._stream = stream
         self._slot_rows = max(1, min(SLOT_BYTES // row_bytes, cache.num_blocks))
         self._free = [_Slot(self._slot_rows, self._cache) for _ in range(NUM_SLOTS)]
@@ -57,14 +57,14 @@ class BlockStaging:
         self.num_begun = 0
         self._num_ended = 0
 
-    def upload(self, block_ids: Sequence[int]) -> None:
-        """From the shared pool into the cache: whatever computes from now on finds them there.
+    def upload(self, rows: Sequence[int], block_ids: Sequence[int]) -> None:
+        """From rows of the ring into blocks: whatever computes from now on finds them there.
 
-        The shared pool's blocks are read when this returns.
+        The rows are read when this returns.
         """
-        for ids in self._parts(block_ids):
+        for from_rows, ids in self._parts(rows, block_ids):
             slot, size = self._take_slot(), len(ids)
-            torch.index_select(self._shared, 0, ids, out=slot.host_rows[:size])
+            torch.index_select(self._ring, 0, from_rows, out=slot.host_rows[:size])
             slot.host_ids[:size] = ids
             here, there = slot.rows[:size], slot.ids[:size]
             copy = self._stream.begin(
@@ -74,19 +74,19 @@ class BlockStaging:
             self._cache.index_copy_(0, there, here)
             self._under_way.append(_UnderWay(copy, slot, None))
 
-    def download(self, block_ids: Sequence[int]) -> None:
-        """Begin to copy from the cache, as the steps so far leave it, into the shared pool.
+    def download(self, block_ids: Sequence[int], rows: Sequence[int]) -> None:
+        """Begin to copy blocks, as the steps so far leave them, into rows of the ring.
 
-        Waits for older copies when there are more blocks than the ring has room for.
+        Waits for older copies when there are more blocks than the slots have room for.
         """
-        for ids in self._parts(block_ids):
+        for to_rows, ids in self._parts(rows, block_ids):
             slot, size = self._take_slot(), len(ids)
             slot.host_ids[:size] = ids
             here, there = slot.rows[:size], slot.ids[:size]
             there.copy_(slot.host_ids[:size], non_blocking=True)
             torch.index_select(self._cache, 0, there, out=here)
             copy = self._stream.begin([(slot.host_rows[:size], here)])
-            self._under_way.append(_UnderWay(copy, slot, ids))
+            self._under_way.append(_UnderWay(copy, slot, to_rows))
             self.num_begun += 1
 
     def poll(self) -> int:
@@ -106,12 +106,19 @@ class BlockStaging:
     def _end_oldest(self) -> None:
         _, slot, leaving = self._under_way.popleft()
         if leaving is not None:
-            for block_id, row in zip(leaving.tolist(), slot.host_rows, strict=False):
-                self._shared[block_id].copy_(row)
+            for row, content in zip(leaving.tolist(), slot.host_rows, strict=False):
+                self._ring[row].copy_(content)
             self._num_ended += 1
         self._free.append(slot)
 
-    def _parts(self, block_ids: Sequence[int]) -> Iterator[torch.Tensor]:
-        """The ids, so many at a time as a slot holds."""
+    def _parts(
+        self, rows: Sequence[int], block_ids: Sequence[int]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Rows and their blocks, so many at a time as a slot holds."""
+        assert len(rows) == len(block_ids)
+        pairs = torch.tensor([list(rows), list(block_ids)], dtype=torch.int64)
         for start in range(0, len(block_ids), self._slot_rows):
-            yield torch.tensor(block_ids[start : start + self._slot_rows], dtype=torch.int64)
+            yield (
+                pairs[0, start : start + self._slot_rows],
+                pairs[1, start : start + self._slot_rows],
+            )

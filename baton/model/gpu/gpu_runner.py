@@ -8,7 +8,7 @@ tokens (`device_steps.py`). Tokens are chosen on the device: logits never leave 
 its device it is the same program without graphs, which is how it is tested.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from baton.wire.kv_spec import KVSpec
 
 
 class GpuRunner:
-    """A loaded model on a device; `bind_pool` comes before the first `run`.
+    """A loaded model on a device; `bind_ring` comes before the first `run`.
 
     Four of its attributes are the sizes that every Runner has; the others are its parts, which the
     graphs tie together: a captured step reads the inputs and the pool and writes the outputs.
@@ -69,10 +69,14 @@ class GpuRunner:
         # Whether steps are captured for each pool that is bound.
         self.captures_graphs = False
 
+    def bind_ring(self, ring: memoryview, num_blocks: int) -> None:
+        """As `runner.StagingRunner.bind_ring`; captures graphs if enabled."""
+        self.make_pool(num_blocks)
+        self._staging = BlockStaging(self.pool, ring, side_stream(self.pool.rows.device))
+
     def bind_pool(self, pool: memoryview) -> None:
-        """Make a cache of the same size; `pool` gets and gives only what is handed over."""
+        """Make a cache as large as this pool, for checks: nothing is handed over."""
         self.make_pool(len(pool) // self.kv_spec.row_bytes)
-        self._staging = BlockStaging(self.pool, pool, side_stream(self.pool.rows.device))
 
     @torch.inference_mode()
     def make_pool(self, num_blocks: int) -> None:
@@ -93,8 +97,20 @@ class GpuRunner:
 
     @property
     def num_copies_begun(self) -> int:
-        """Copies of exported blocks into the shared pool, as in `runner.CopyingRunner`."""
+        """As `runner.StagingRunner.num_copies_begun`."""
         return 0 if self._staging is None else self._staging.num_begun
+
+    @torch.inference_mode()
+    def upload(self, rows: Sequence[int], block_ids: Sequence[int]) -> None:
+        """As `runner.StagingRunner.upload`."""
+        assert self._staging is not None, "a ring is bound"
+        self._staging.upload(rows, block_ids)
+
+    @torch.inference_mode()
+    def download(self, block_ids: Sequence[int], rows: Sequence[int]) -> None:
+        """As `runner.StagingRunner.download`."""
+        assert self._staging is not None, "a ring is bound"
+        self._staging.download(block_ids, rows)
 
     def poll_copies(self) -> int:
         """The number of those copies that have ended."""
@@ -147,16 +163,12 @@ class GpuRunner:
 
     def _compute(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch the step with its copies; returns logits and likeliest tokens, used up soon."""
-        if self._staging is not None:
-            self._staging.upload(batch.imported_blocks)
         for source, target in batch.block_copies:
             self.pool.copy_block(source, target)
         if batch.masks is not None:
             batch.masks.start()
         found = self._steps.compute(batch, self._tokens)
-        if self._staging is not None:
-            self._staging.download(batch.exported_blocks)
-            self._staging.poll()  # while the device computes
+        self.poll_copies()  # while the device computes
         return found
 
     @torch.inference_mode()

@@ -61,7 +61,7 @@ async def running(
     has_device: bool = False,
 ) -> AsyncIterator[RunningWorker]:
     """A worker on a free port."""
-    config = EngineConfig(model_fp, "fake", "1", num_blocks=NUM_BLOCKS)
+    config = EngineConfig(model_fp, "fake", "1", num_blocks=NUM_BLOCKS, num_rows=NUM_BLOCKS // 2)
     clock = SystemClock()
     # Pages of a realistic size: a long prompt fills several frames.
     runner, device = FakeRunner(num_layers=8), None

@@ -75,7 +75,7 @@ async def test_both_processes_see_one_pool():
     async with core() as client:
         client.send(add_sequence(1, range(20), kind="prefill"))
         events = await client.events()
-        source = events.started[0].block_ids
+        source = events.started[0].rows
         while not events.token_ids:
             events = await client.events()
         client.send(add_sequence(2, range(20), kind="remote", cache_key=b"x" * 32))
@@ -83,7 +83,7 @@ async def test_both_processes_see_one_pool():
         while not events.bound:
             events = await client.events()
         size = client.info.kv_spec.row_bytes
-        for here, there in zip(source, events.bound[0].block_ids, strict=True):
+        for here, there in zip(source, events.bound[0].rows, strict=True):
             row = bytes(client.pool[here * size : (here + 1) * size])
             client.pool[there * size : (there + 1) * size] = row
         add = add_sequence(2, [])

@@ -55,8 +55,8 @@ class Handoff:
 
     source: int
     target: int
-    source_ids: list[int] = field(default_factory=list)
-    target_ids: list[int] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    targets: list[int] | None = None
     num_cached: int = 0
 
 
@@ -70,17 +70,19 @@ class RandomTraffic:
         self._loaded, self._spec = loaded, loaded.kv_spec
         longest = self._spec.num_blocks_for(MAX_PROMPT + MAX_OUTPUT + 1)
         num_blocks = longest * self._rng.randint(3, 8)
-        self._pool = memoryview(bytearray(b"\xff") * ((num_blocks + 1) * self._spec.row_bytes))
-        runner.bind_pool(self._pool)
         self._engine = Engine(
             EngineConfig(
                 *(loaded.fingerprint, "tiny", "local", num_blocks, max_seqs),
                 max_step_tokens=self._rng.randint(max_seqs, 96),
                 num_draft_tokens=self._rng.choice([0, 3]),
+                num_rows=2 * longest,  # of a ring, if the runner has one
             ),
             runner,
             SystemClock(),
         )
+        num_bytes = self._engine.num_pool_rows * self._spec.row_bytes
+        self._pool = memoryview(bytearray(b"\xff") * num_bytes)
+        self._engine.bind_pool(self._pool)
         self._commands: list[Command] = []
         self._open: set[int] = set()
         # Those that were not cut short.
@@ -152,13 +154,13 @@ class RandomTraffic:
             self._commands.append(Bind(handoff.target))
         for started in events.started:
             if started.seq_id == handoff.source:
-                handoff.source_ids = started.block_ids
+                handoff.sources = started.rows
         for bound in events.bound:
-            handoff.target_ids = bound.block_ids
+            handoff.targets = bound.rows
         first = self.answers[handoff.source].tokens
-        if first and handoff.target_ids:
-            pairs = zip(handoff.source_ids, handoff.target_ids, strict=True)
-            for source, target in list(pairs)[handoff.num_cached :]:
+        if first and handoff.targets is not None:
+            sources = handoff.sources[handoff.num_cached :]
+            for source, target in zip(sources, handoff.targets, strict=True):
                 self._row(target)[:] = self._row(source)
             self._commands += [Release(handoff.source), Start(handoff.target, first[0])]
             self.answers[handoff.target].tokens += first

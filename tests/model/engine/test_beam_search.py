@@ -123,12 +123,12 @@ def test_a_search_goes_on_after_the_blocks_moved(prompts, load_tiny, drive):
     search = Search(prompts[0], 4)
     prefill = drive(loaded, max_step_tokens=16)
     prefill.run([search.request(prefill, 0, "prefill")])
-    source_ids = prefill.events[0].started[0].block_ids
+    source_ids = prefill.events[0].started[0].rows
     [top] = [told for events in prefill.events for told in events.logprobs]
     decode = drive(loaded, num_blocks=128, max_step_tokens=16)
     decode.run([search.request(decode, 0, "remote")])
     [bound] = [bound for events in decode.run([Bind(0)]) for bound in events.bound]
-    for source, target in zip(source_ids, bound.block_ids, strict=False):
+    for source, target in zip(source_ids, bound.rows, strict=False):
         decode.row(target)[:] = prefill.row(source)
     prefill.run([Release(0)])
     decode.run([Start(0, 0, (), tuple(top.top_ids), tuple(top.top_logprobs))])

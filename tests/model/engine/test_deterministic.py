@@ -269,8 +269,8 @@ def test_a_handoff_changes_nothing(dtype, load, texts, drive):
     mates = [decode.request(n, texts[n], sampling) for n in (1, 2)]
     decode.run([*mates, decode.request(0, texts[0], sampling, "remote")])
     [bound] = [bound for events in decode.run([Bind(0)]) for bound in events.bound]
-    source_ids = prefill.events[0].started[0].block_ids
-    for source, target in zip(source_ids, bound.block_ids, strict=False):
+    source_ids = prefill.events[0].started[0].rows
+    for source, target in zip(source_ids, bound.rows, strict=False):
         decode.row(target)[:] = prefill.row(source)
     decode.run([Start(0, prefill.tokens[0][0])])
 

@@ -82,10 +82,10 @@ def test_seeded_samples_do_not_depend_on_batch_chunks_or_worker(prompts, load_ti
 
 def _hand_over(prefill, decode, request: AddSequence) -> None:
     """Move sequence 0's blocks from one pool to the other, and decode it to its end."""
-    source_ids = prefill.events[0].started[0].block_ids
+    source_ids = prefill.events[0].started[0].rows
     decode.run([request])
     [bound] = [bound for events in decode.run([Bind(0)]) for bound in events.bound]
-    for source, target in zip(source_ids, bound.block_ids, strict=False):
+    for source, target in zip(source_ids, bound.rows, strict=False):
         decode.row(target)[:] = prefill.row(source)
     prefill.run([Release(0)])
     decode.run([Start(0, prefill.tokens[0][0])])

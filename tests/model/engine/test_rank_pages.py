@@ -33,11 +33,13 @@ def empty_pool(blocks: torch.Tensor) -> memoryview:
     return memoryview(bytearray(blocks.nbytes))
 
 
-def write(num_ranks: int, blocks: torch.Tensor, block_ids: list[int]) -> memoryview:
+def write(
+    num_ranks: int, blocks: torch.Tensor, block_ids: list[int], rows: list[int] | None = None
+) -> memoryview:
     pool = empty_pool(blocks)
     for pages, _, _ in ranks_of(num_ranks, blocks):
         pages.bind(pool, NUM_BLOCKS)
-        pages.save(block_ids)
+        pages.save(block_ids, rows or block_ids)
     return pool
 
 
@@ -55,10 +57,10 @@ def test_a_page_does_not_tell_how_many_ranks_wrote_it() -> None:
 @pytest.mark.parametrize("num_readers", [1, 2, 4, 8])
 def test_each_rank_reads_its_heads_from_any_writer(num_writers: int, num_readers: int) -> None:
     blocks = random_blocks()
-    pool = write(num_writers, blocks, [0, 3])
+    pool = write(num_writers, blocks, [0, 3], rows=[5, 1])
     for pages, heads, caches in ranks_of(num_readers, torch.zeros_like(blocks)):
         pages.bind(pool, NUM_BLOCKS)
-        pages.load([0, 3])
+        pages.load([5, 1], [0, 3])
         for name, wanted in caches_of(blocks, heads).items():
             assert torch.equal(caches[name][[0, 3]], wanted[[0, 3]])
             assert not caches[name][[1, 2, 4, 5]].any()

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason=needs.TRITON)
 
 from baton.engine.protocol.batch import SampleRow, StepBatch
 from baton.engine.protocol.messages import Bind, SamplingParams, Start
-from baton.engine.protocol.runner import CopyingRunner
+from baton.engine.protocol.runner import StagingRunner
 from baton.model.gpu.gpu_forward import DeviceModules
 from baton.model.gpu.gpu_runner import GpuRunner
 from baton.model.gpu.step_inputs import StepLimits
@@ -166,8 +166,8 @@ def test_output_goes_on_on_another_worker_after_the_blocks_moved(
     decode.run([decode.request(9, prompts[1], sampling)])  # uses the blocks before
     decode.run([decode.request(0, prompt, sampling, "remote")])
     [bound] = [bound for events in decode.run([Bind(0)]) for bound in events.bound]
-    source_ids = prefill.events[0].started[0].block_ids
-    for source, target in zip(source_ids, bound.block_ids, strict=False):
+    source_ids = prefill.events[0].started[0].rows
+    for source, target in zip(source_ids, bound.rows, strict=False):
         decode.row(target)[:] = prefill.row(source)
     decode.run([Start(0, prefill.tokens[0][0])])
     expected = reference.generate(prompt, 4)
@@ -176,7 +176,7 @@ def test_output_goes_on_on_another_worker_after_the_blocks_moved(
 
 def test_the_largest_step_runs_within_the_limits_and_a_few_blocks(load):
     loaded, runner = load("llama", **SMALL)
-    assert isinstance(runner, CopyingRunner), "the engine asks before there is a pool"
+    assert isinstance(runner, StagingRunner), "the engine asks before there is a pool"
     runner.bind_pool(memoryview(bytearray(2 * loaded.kv_spec.row_bytes)))
     runner.run_largest_step()
 

@@ -44,15 +44,14 @@ class Request:
     def __init__(self, add: AddSequence) -> None:
         self.add = add
         self.choices = {add.seq_id: 0, **{fork.seq_id: fork.choice for fork in add.forks}}
-        self.num_cached_blocks = 0
-        self.source_ids: list[int] = []
-        self.target_ids: list[int] = []
+        self.sources: list[int] = []
+        self.targets: list[int] | None = None
         self.is_computed = False
         self.first_top: Any = None
 
     @property
     def can_complete(self) -> bool:
-        return self.is_computed and bool(self.target_ids)
+        return self.is_computed and self.targets is not None
 
 
 class ChoiceLives(RuleBasedStateMachine):
@@ -187,13 +186,13 @@ class ChoiceLives(RuleBasedStateMachine):
             self.live.remove(finished.seq_id)
         for admitted in events.admitted:
             request = self.request_of[admitted.seq_id]
-            request.num_cached_blocks = admitted.num_cached_blocks
             self.handoffs[admitted.seq_id] = request
             forks = () if request.add.sampling.beam_width else request.add.forks
             fields = {"kind": "prefill", "credit": 1, "forks": forks}
+            fields["num_peer_blocks"] = admitted.num_cached_blocks
             self.step_prefill(msgspec.structs.replace(request.add, **fields))
         for bound in events.bound:
-            self.handoffs[bound.seq_id].target_ids = bound.block_ids
+            self.handoffs[bound.seq_id].targets = bound.rows
 
     def give_up(self, request: Request) -> None:
         self.live -= request.choices.keys()
@@ -211,13 +210,13 @@ class ChoiceLives(RuleBasedStateMachine):
             self.handoffs[seq_id].is_computed = True
         for started in events.started:
             if started.seq_id in self.handoffs:
-                self.handoffs[started.seq_id].source_ids = started.block_ids
+                self.handoffs[started.seq_id].sources = started.rows
                 self.step_decode(Bind(started.seq_id))
 
     def complete(self, request: Request) -> None:
         """Copy the missing blocks and let the request decode."""
-        pairs = list(zip(request.source_ids, request.target_ids, strict=True))
-        for source, target in pairs[request.num_cached_blocks :]:
+        assert request.targets is not None
+        for source, target in zip(request.sources, request.targets, strict=True):
             self.decode.row(target)[:] = self.prefill.row(source)
         leader_id = request.add.seq_id
         del self.handoffs[leader_id]

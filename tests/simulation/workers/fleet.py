@@ -386,6 +386,7 @@ def make_worker(
         runner = DeviceFakeRunner(num_layers=len(runner.kv_spec.layers), copy_polls=3)
         device = DeviceReads(runner.kv_spec, runner, agent, ring_bytes=2 * MAX_DATA_BYTES)
     grammars = InlineGrammars(tokenizer_file, runner) if tokenizer_file else None
+    sizes.setdefault("num_rows", sizes["num_blocks"])  # of a ring, if the runner has one
     config = EngineConfig(sizes.pop("model_fp", MODEL_FP), "fake", "1", **sizes)
     engine = Engine(config, runner, clock, grammars, device)
     with contextlib.ExitStack() as files:

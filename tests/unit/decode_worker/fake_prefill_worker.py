@@ -91,7 +91,8 @@ class FakePrefillWorker:
             request.first_missing_block,
             spec.num_blocks_for(request.num_prompt_tokens),
         )
-        sender = Sender(ticket, COMPUTED, self.deps.blocks, self._sending)
+        rows = COMPUTED[ticket.first_missing_block :]
+        sender = Sender(ticket, rows, self.deps.blocks, self._sending)
         sender.finish()
         while sender.has_next():
             frame = handoff_pb2.PrefillFrame.FromString(serialize(sender.next_frame()))
@@ -122,7 +123,7 @@ class FakePrefillWorker:
 
 
 class Handoff:
-    """One RemotePrefill and what came of it. The test sets `prefill.bound`."""
+    """One RemotePrefill and what came of it. The test sets `bound`."""
 
     def __init__(self, deps: WorkerDeps, links: PrefillLinks, peer: FakePrefillWorker) -> None:
         submit = worker_pb2.Submit(
@@ -141,6 +142,7 @@ class Handoff:
         self.peer = peer
         self.prefill = RemotePrefill(output, 0, [], deps, links)
         self.num_binds = 0
+        self.bound: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self.told: list[tuple[handoff_pb2.FirstTokens, int]] = []
         self.result: Prefilled | failures.BatonError | None = None
         self.over = asyncio.Event()
@@ -162,9 +164,9 @@ class Handoff:
         finally:
             self.over.set()
 
-    def _bind(self) -> "asyncio.Future[list[int]]":
+    def _bind(self, is_on_device: bool) -> None:
         self.num_binds += 1
-        return self.prefill.bound
+        self.bound.add_done_callback(lambda bound: self.prefill.take_rows(bound.result()))
 
 
 @asynccontextmanager

@@ -66,7 +66,7 @@ async def test_stages_cut_the_time_from_submit_to_finish_without_gap_or_overlap(
         gateway = await w.gateway()
         add = await submitted(w, gateway)
         await asyncio.sleep(0.5)
-        w.core.tell(started=[Started(add.seq_id, [1, 2, 3], 4)])
+        w.core.tell(started=[Started(add.seq_id, [], 4, 3)])
         await asyncio.sleep(0.25)
         w.core.tell_token(add.seq_id, 11)
         first = await step_of(gateway)
@@ -114,7 +114,7 @@ async def test_choices_that_go_on_wait_until_the_first_has_brought_the_prompt() 
         first = await submitted(w, gateway, sampling={"num_choices": 3}, emitted=[had])
         assert (first.choice, first.forks, first.num_emitted) == (0, (), 0)
         assert await sent_until_idle(w) == []
-        w.core.tell(started=[Started(first.seq_id, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(first.seq_id, [], 0, 3)])
         w.core.tell_token(first.seq_id, 11)
         later = await sent_until_idle(w)
         assert all(isinstance(each, AddSequence) for each in later)
@@ -145,7 +145,7 @@ async def test_a_choice_that_waits_and_is_cancelled_lets_no_other_begin_before_t
         await gateway.say(cancel_choices={"handle": 1, "choices": [1]})
         assert (await finishes_of(gateway))[1].num_output_tokens == 1
         assert [type(each) for each in await sent_until_idle(w)] == [Abort]
-        w.core.tell(started=[Started(first.seq_id, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(first.seq_id, [], 0, 3)])
         w.core.tell_token(first.seq_id, 11)
         (later,) = await sent_until_idle(w)
         assert isinstance(later, AddSequence)
@@ -159,11 +159,11 @@ async def test_stages_are_those_of_the_first_choice() -> None:
         had = {"choice": 1, "token_ids": encode_tokens([7])}
         first = await submitted(w, gateway, sampling={"num_choices": 2}, emitted=[had])
         await asyncio.sleep(0.5)
-        w.core.tell(started=[Started(first.seq_id, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(first.seq_id, [], 0, 3)])
         w.core.tell_token(first.seq_id, 11)
         second = await w.core.next(AddSequence)
         await asyncio.sleep(0.5)
-        w.core.tell(started=[Started(second.seq_id, [4, 5, 6], 8)])
+        w.core.tell(started=[Started(second.seq_id, [], 8, 3)])
         await asyncio.sleep(0.5)
         w.core.tell_token(second.seq_id, 12, 1, finished=[Finished(second.seq_id, "stop", 2)])
         assert not (await finishes_of(gateway))[1].stages
@@ -204,7 +204,7 @@ async def test_an_attempt_that_fails_later_finishes_every_open_choice_with_the_f
         gateway = await w.gateway()
         add = await submitted(w, gateway, sampling={"num_choices": 3})
         first, second, third = seq_ids(add)
-        w.core.tell(started=[Started(first, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(first, [], 0, 3)])
         w.core.tell_token(first, 11)
         w.core.tell_token(second, 12, finished=[Finished(second, "stop", 1)])
         w.core.tell(finished=[Finished(third, "internal", 0)])
@@ -222,7 +222,7 @@ async def test_an_attempt_lasts_until_its_last_choice_and_only_that_tells_the_st
         gateway = await w.gateway()
         add = await submitted(w, gateway, sampling={"num_choices": 2})
         first, second = seq_ids(add)
-        w.core.tell(started=[Started(first, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(first, [], 0, 3)])
         w.core.tell_token(first, 11, finished=[Finished(first, "stop", 1)])
         assert not (await finishes_of(gateway))[0].stages
         assert w.front.num_attempts == 1
@@ -238,7 +238,7 @@ async def test_the_deadline_ends_an_attempt_wherever_it_is(has_token: bool) -> N
         gateway = await w.gateway()
         add = await submitted(w, gateway, deadline_ms=700)
         if has_token:
-            w.core.tell(started=[Started(add.seq_id, [1, 2, 3], 0)])
+            w.core.tell(started=[Started(add.seq_id, [], 0, 3)])
             w.core.tell_token(add.seq_id, 11)
             failure = (await finishes_of(gateway))[0].failure
         else:
@@ -253,7 +253,7 @@ async def test_a_deadline_is_forgotten_with_its_attempt() -> None:
     async with worker() as w:
         gateway = await w.gateway()
         add = await submitted(w, gateway, deadline_ms=700)
-        w.core.tell(started=[Started(add.seq_id, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(add.seq_id, [], 0, 3)])
         w.core.tell_token(add.seq_id, 11, finished=[Finished(add.seq_id, "stop", 1)])
         assert (await finishes_of(gateway))[0].reason == "stop"
         await asyncio.sleep(1.0)
@@ -266,7 +266,7 @@ async def test_a_cancel_frees_every_choice_and_tells_how_far_it_came() -> None:
     async with worker() as w:
         gateway = await w.gateway()
         add = await submitted(w, gateway, sampling={"num_choices": 2})
-        w.core.tell(started=[Started(add.seq_id, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(add.seq_id, [], 0, 3)])
         w.core.tell_token(add.seq_id, 11)
         assert list((await step_of(gateway)).ids) == [11]
         await gateway.say(cancel={"request_id": "r1", "epoch": 1})
@@ -282,7 +282,7 @@ async def test_an_attempt_ends_when_all_its_choices_were_cancelled_one_by_one() 
     async with worker() as w:
         gateway = await w.gateway()
         add = await submitted(w, gateway, sampling={"num_choices": 2})
-        w.core.tell(started=[Started(add.seq_id, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(add.seq_id, [], 0, 3)])
         w.core.tell_token(add.seq_id, 11)
         await step_of(gateway)
         await gateway.say(cancel_choices={"handle": 1, "choices": [1, 1, 9]})

@@ -64,7 +64,7 @@ class World:
         request = await self.peer.next("prefill")
         await self.peer.accept(request)
         await turns()
-        await self.core.step(bound=[Bound(self.added[-1].seq_id, BOUND)])
+        await self.core.step(bound=[Bound(self.added[-1].seq_id, BOUND, len(BOUND))])
         forks = [{"token_id": 8}] * (num_choices - 1)
         await self.peer.tell_first(request, forks=forks)
         await turns()
@@ -98,7 +98,7 @@ def test_tokens_of_one_step_leave_as_one_frame() -> None:
         async with world() as w:
             answers = [await w.submit(prefill_endpoint="") for _ in range(4)]
             seq_ids = [added.seq_id for added in w.added]
-            await w.core.step(started=[Started(seq_id, [1], 0) for seq_id in seq_ids])
+            await w.core.step(started=[Started(seq_id, [], 0, 1) for seq_id in seq_ids])
             num_frames = w.gateway.num_received
             await w.tell_tokens(*seq_ids)
             assert w.gateway.num_received == num_frames + 1
@@ -179,7 +179,7 @@ def test_a_cancelled_fork_is_counted_in_its_own_phase(is_handed_over: bool) -> N
                 await w.peer.send_blocks(await w.hand_over_first_tokens(2))
                 await turns()
             else:
-                await w.core.step(started=[Started(added.seq_id, [1], 0)])
+                await w.core.step(started=[Started(added.seq_id, [], 0, 1)])
                 await w.tell_tokens(*seq_ids)
             await w.tell_tokens(*seq_ids, index=1, finished=[Finished(added.seq_id, "stop", 2)])
             before = num_cancels("decode")
@@ -197,7 +197,7 @@ def test_a_finish_leaves_with_the_last_tokens() -> None:
         async with world() as w:
             answer = await w.submit(prefill_endpoint="")
             (added,) = w.added
-            await w.core.step(started=[Started(added.seq_id, [1], 0)])
+            await w.core.step(started=[Started(added.seq_id, [], 0, 1)])
             num_frames = w.gateway.num_received
             finished = [Finished(added.seq_id, "stop", 1)]
             await w.tell_tokens(added.seq_id, finished=finished)

@@ -26,7 +26,7 @@ async def test_each_choice_is_billed_with_its_finish() -> None:
         gateway = await w.gateway()
         add = await submitted(w, gateway, sampling={"num_choices": 2})
         first, second = seq_ids(add)
-        w.core.tell(started=[Started(first, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(first, [], 0, 3)])
         tell_step(w, first, prefills=1)
         tell_step(w, first, second)
         w.core.tell_token(first, 11, finished=[Finished(first, "length", 1)])
@@ -46,7 +46,7 @@ async def test_a_cancel_is_billed_at_once_and_the_step_that_runs_is_on_no_bill()
     async with worker() as w:
         gateway = await w.gateway()
         add = await submitted(w, gateway)
-        w.core.tell(started=[Started(add.seq_id, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(add.seq_id, [], 0, 3)])
         tell_step(w, add.seq_id, prefills=1)
         await gateway.say(cancel={"request_id": "r1", "epoch": 1})
         [finish] = (await finishes_of(gateway)).values()
@@ -61,7 +61,7 @@ async def test_an_attempt_that_fails_is_billed_with_its_failure() -> None:
     async with worker() as w:
         gateway = await w.gateway()
         add = await submitted(w, gateway)
-        w.core.tell(started=[Started(add.seq_id, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(add.seq_id, [], 0, 3)])
         tell_step(w, add.seq_id, prefills=1)
         w.core.tell_token(add.seq_id, 11)
         await step_of(gateway)
@@ -87,7 +87,7 @@ async def test_what_was_spent_for_a_gateway_that_left_is_on_no_bill() -> None:
     async with worker() as w:
         gateway = await w.gateway()
         add = await submitted(w, gateway)
-        w.core.tell(started=[Started(add.seq_id, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(add.seq_id, [], 0, 3)])
         tell_step(w, add.seq_id, prefills=1)
         await asyncio.sleep(0.01)
         times = w.deps.dispatcher.times

@@ -172,7 +172,7 @@ async def test_in_a_drain_each_gateway_gets_frames_numbered_for_its_own_link() -
         idle, busy = await w.gateway("g1"), await w.gateway("g2")
         await busy.submit()
         add = await w.core.next(AddSequence)
-        w.core.tell(started=[Started(add.seq_id, [1], 0)])
+        w.core.tell(started=[Started(add.seq_id, [], 0, 1)])
         w.core.tell_token(add.seq_id, 7)
         assert (await busy.read()).seq == 1
         draining = w.tasks.create_task(w.front.drain(30.0))

@@ -48,7 +48,7 @@ def test_a_handoff_ends_with_filled_blocks_and_done() -> None:
         await h.peer.accept(request)
         await h.peer.tell_first(request)
         await turns()
-        h.prefill.bound.set_result(BOUND)
+        h.bound.set_result(BOUND)
         await h.peer.send_blocks(request)
         await h.over.wait()
         assert isinstance(h.result, Prefilled)
@@ -89,7 +89,7 @@ def test_the_first_tokens_are_told_before_the_blocks_are_bound() -> None:
         await h.peer.tell_first(request)
         await turns()
         assert [(first.token_id, num_blocks) for first, num_blocks in h.told] == [(7, 3)]
-        h.prefill.bound.set_result(BOUND)
+        h.bound.set_result(BOUND)
         await h.peer.send_blocks(request)
         await h.over.wait()
 
@@ -103,7 +103,7 @@ def test_blocks_are_bound_and_filled_while_the_first_tokens_are_not_known() -> N
         await h.peer.accept(request)
         await turns()
         assert h.num_binds == 1
-        h.prefill.bound.set_result(BOUND)
+        h.bound.set_result(BOUND)
         await h.peer.send_blocks(request)
         await turns()
         assert is_filled(h) == [True] * 3
@@ -121,7 +121,7 @@ def test_bad_blocks_are_asked_for_once_more_into_the_same_blocks() -> None:
         await h.peer.accept(first)
         await h.peer.tell_first(first)
         await turns()
-        h.prefill.bound.set_result(BOUND)
+        h.bound.set_result(BOUND)
         await h.peer.send_blocks(first, flip_a_bit)
         second = await h.peer.next("prefill", 2)
         assert second.capability != first.capability
@@ -141,7 +141,7 @@ def test_bad_blocks_are_asked_for_once_more_into_the_same_blocks() -> None:
 
 def test_blocks_that_stay_bad_fail_the_handoff() -> None:
     async def scenario(h: Handoff) -> None:
-        h.prefill.bound.set_result(BOUND)
+        h.bound.set_result(BOUND)
         h.start()
         for number in (1, 2):
             request = await h.peer.next("prefill", number)
@@ -158,7 +158,7 @@ def test_blocks_that_stay_bad_fail_the_handoff() -> None:
 
 def test_what_only_the_second_try_told_counts_as_not_cached() -> None:
     async def scenario(h: Handoff) -> None:
-        h.prefill.bound.set_result(BOUND)
+        h.bound.set_result(BOUND)
         h.start()
         first = await h.peer.next("prefill")
         await h.peer.accept(first)
@@ -182,7 +182,7 @@ def test_a_first_token_that_was_the_last_ends_the_handoff_without_blocks() -> No
         await h.over.wait()
         assert isinstance(h.result, Prefilled)
         assert [num_blocks for _, num_blocks in h.told] == [0]
-        assert not h.prefill.bound.done()
+        assert not h.bound.done()
         await turns()
         assert h.peer.kinds() == ["prefill", "done"]
 
@@ -264,7 +264,7 @@ async def come_to(h: Handoff, stage: str) -> Any:
     if stage in ("computed", "bound"):
         await h.peer.tell_first(request)
     if stage == "bound":
-        h.prefill.bound.set_result(BOUND)
+        h.bound.set_result(BOUND)
     await turns()
     return request
 
@@ -276,8 +276,8 @@ def test_a_cancel_takes_effect_in_the_call_that_brings_it(stage: str) -> None:
         h.prefill.cancel(failures.Cancelled("the client left"))
         assert h.links.num_transfers == 0
         # What was on its way does not reach a block that may be somebody else's by now.
-        if not h.prefill.bound.done():
-            h.prefill.bound.set_result(BOUND)
+        if not h.bound.done():
+            h.bound.set_result(BOUND)
         await h.peer.tell_first(request)
         await h.peer.send_blocks(request)
         await h.over.wait()

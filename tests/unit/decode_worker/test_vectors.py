@@ -18,7 +18,7 @@ async def test_the_vector_of_a_prompt_is_in_its_finish_and_no_token_comes() -> N
         # A prefill worker that was picked nevertheless is not asked.
         add = await submitted(w, gateway, pools=True, prefill_endpoint="p1:1")
         assert (add.kind, add.pools) == ("local", True)
-        w.core.tell(started=[Started(add.seq_id, [1, 2, 3], 4)])
+        w.core.tell(started=[Started(add.seq_id, [], 4, 3)])
         w.core.tell(
             pooled=[Pooled(add.seq_id, b"\0" * 16)], finished=[Finished(add.seq_id, "stop", 0)]
         )
@@ -47,7 +47,7 @@ async def test_a_submit_without_a_vector_has_none_in_its_finish() -> None:
         gateway = await w.gateway()
         add = await submitted(w, gateway)
         assert not add.pools
-        w.core.tell(started=[Started(add.seq_id, [1, 2, 3], 0)])
+        w.core.tell(started=[Started(add.seq_id, [], 0, 3)])
         w.core.tell_token(add.seq_id, 11, finished=[Finished(add.seq_id, "stop", 1)])
         assert not (await finishes_of(gateway))[0].vector
 

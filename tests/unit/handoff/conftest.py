@@ -33,8 +33,9 @@ class Pair:
     receiver: Receiver
     source: bytearray
     target: bytearray
-    source_ids: list[int]
-    target_ids: list[int]
+    # Of the blocks that the receiver lacks.
+    source_rows: list[int]
+    target_rows: list[int]
     consumed: list[int]
     late: list[BadBlocks | None]
     end: ReceivingEnd
@@ -57,13 +58,11 @@ class Pair:
 
     def assert_moved(self) -> None:
         """Rows of the missing blocks are equal, every other target row is untouched."""
-        ticket = self.receiver.ticket
         size = SPEC.row_bytes
         wanted = bytearray(len(self.target))
-        for index in range(ticket.first_missing_block, ticket.num_blocks):
-            start, end = self.source_ids[index] * size, (self.source_ids[index] + 1) * size
-            to = self.target_ids[index] * size
-            wanted[to : to + size] = self.source[start:end]
+        for source, target in zip(self.source_rows, self.target_rows, strict=True):
+            start, to = source * size, target * size
+            wanted[to : to + size] = self.source[start : start + size]
         assert self.target == wanted
 
 
@@ -89,8 +88,8 @@ def make_pair(
     num_blocks = SPEC.num_blocks_for(num_tokens)
     source = bytearray(rng.randbytes(SPEC.row_bytes * (num_blocks + 3)))
     target = bytearray(SPEC.row_bytes * (num_blocks + 5))
-    source_ids = rng.sample(range(num_blocks + 3), num_blocks)
-    target_ids = rng.sample(range(num_blocks + 5), num_blocks + 1)
+    source_rows = rng.sample(range(num_blocks + 3), num_blocks)[first_missing_block:]
+    target_rows = rng.sample(range(num_blocks + 5), num_blocks)[first_missing_block:]
     ticket = Ticket(7, "r-1", 2, b"c" * 16, first_missing_block, num_blocks)
     consumed: list[int] = []
     late: list[BadBlocks | None] = []
@@ -98,12 +97,12 @@ def make_pair(
     target_blocks = BlockBytes(SPEC, memoryview(target))
     sending, end = make_ends(transport, source_blocks, target_blocks, takes_stripes=takes_stripes)
     return Pair(
-        Sender(ticket, source_ids, source_blocks, sending),
+        Sender(ticket, source_rows, source_blocks, sending),
         Receiver(ticket, target_blocks, consumed.append, late.append),
         source,
         target,
-        source_ids,
-        target_ids,
+        source_rows,
+        target_rows,
         consumed,
         late,
         end,

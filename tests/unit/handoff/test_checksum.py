@@ -49,7 +49,7 @@ def test_pages_of_another_transfer_epoch_or_block_do_not_pass(pair: Pair, field:
     pair.end.fetch(frame, fetched.append)
     (pages,) = fetched
     assert not isinstance(pages, BadBlocks)
-    block_ids = pair.target_ids[: frame.num_blocks]
+    block_ids = pair.target_rows[: frame.num_blocks]
     blocks = BlockBytes(SPEC, memoryview(pair.target))
     assert pages.land(blocks, frame, block_ids, pair.late.append)
     setattr(frame, field, getattr(frame, field) + 1)

@@ -22,7 +22,7 @@ def blocks_of(pair: Pair) -> tuple[list[handoff_pb2.Blocks], handoff_pb2.Commit]
 
 def test_frames_in_any_order_with_repeats_fill_every_block(pair: Pair) -> None:
     frames, commit = blocks_of(pair)
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
     pair.receiver.commit(commit)
     mixed = frames * 3
     random.Random(1).shuffle(mixed)
@@ -42,7 +42,7 @@ def test_stripes_and_single_layers_of_one_transfer_count_each_page_once(transpor
     stripes, commit = blocks_of(pair)
     by_layer.sender.finish()
     layers = [by_layer.next_frame().blocks for _ in SPEC.layers]
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
     pair.receiver.commit(commit)
 
     for frame in (layers[1], *stripes, *layers):
@@ -55,7 +55,7 @@ def test_stripes_and_single_layers_of_one_transfer_count_each_page_once(transpor
 
 def test_a_repeat_writes_nothing(pair: Pair) -> None:
     frames, _ = blocks_of(pair)
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
     pair.take(frames[0])
     before = bytes(pair.target)
     pair.target[:] = b"\0" * len(pair.target)
@@ -74,7 +74,7 @@ def test_frames_before_the_bind_wait_and_are_not_consumed(pair: Pair) -> None:
     assert pair.consumed == []
     assert not pair.receiver.is_complete
 
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
 
     assert pair.receiver.is_complete
     assert sum(pair.consumed) == pair.num_bytes_sent
@@ -96,7 +96,7 @@ def test_closing_gives_back_the_bytes_of_waiting_frames(pair: Pair) -> None:
 def test_frames_after_the_close_are_consumed_and_write_nothing(pair: Pair, is_bound: bool) -> None:
     frames, _ = blocks_of(pair)
     if is_bound:
-        pair.receiver.bind(pair.target_ids)
+        pair.receiver.bind(pair.target_rows)
     pair.receiver.close()
 
     for frame in frames:
@@ -117,7 +117,7 @@ def test_a_bad_frame_among_those_that_waited_is_refused_and_each_is_consumed_onc
         pair.take(frame)
 
     with pytest.raises(BadBlocks, match="checksum"):
-        pair.receiver.bind(pair.target_ids)
+        pair.receiver.bind(pair.target_rows)
 
     assert pair.consumed == [num_payload_bytes(frame) for frame in frames]
 
@@ -146,7 +146,7 @@ class LatePages:
 def take_late(pair: Pair) -> tuple[list[handoff_pb2.Blocks], list[Landed]]:
     """Let every frame of the transfer begin to land."""
     frames, commit = blocks_of(pair)
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
     pair.receiver.commit(commit)
     tells = []
     for frame in frames:
@@ -203,7 +203,7 @@ def test_pages_that_land_after_the_close_change_nothing_and_are_not_told(
 def test_one_flipped_bit_on_the_way_is_refused(position: int) -> None:
     pair = make_pair(10)
     frames, _ = blocks_of(pair)
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
     data = bytearray(frames[0].data)
     data[position] ^= 0x10
     frames[0].data = bytes(data)
@@ -219,8 +219,8 @@ def test_one_flipped_bit_on_the_way_is_refused(position: int) -> None:
 def test_a_shared_page_that_has_changed_since_it_was_sent_is_refused(position: int) -> None:
     pair = make_pair(10, transport="shm")
     frames, _ = blocks_of(pair)
-    pair.receiver.bind(pair.target_ids)
-    page = pair.source_ids[0] * SPEC.row_bytes
+    pair.receiver.bind(pair.target_rows)
+    page = pair.source_rows[0] * SPEC.row_bytes
     pair.source[page + position % SPEC.layers[0].page_bytes(SPEC.block_size)] ^= 0x10
 
     with pytest.raises(BadBlocks, match="checksum"):
@@ -243,7 +243,7 @@ def test_a_reference_to_other_blocks_is_refused(
 ) -> None:
     pair = make_pair(10, transport="shm")
     frames, _ = blocks_of(pair)
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
     change(frames[0].pool_ref)
 
     with pytest.raises(BadBlocks, match=cause):
@@ -252,7 +252,7 @@ def test_a_reference_to_other_blocks_is_refused(
 
 def test_pages_under_another_layer_or_block_are_refused(pair: Pair) -> None:
     frames, _ = blocks_of(pair)
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
     moved = handoff_pb2.Blocks()
     moved.CopyFrom(frames[0])
     moved.first_block = 1
@@ -268,7 +268,7 @@ def test_pages_under_another_layer_or_block_are_refused(pair: Pair) -> None:
 def test_truncated_data_is_refused() -> None:
     pair = make_pair(10)
     frames, _ = blocks_of(pair)
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
     frames[0].data = frames[0].data[:-1]
 
     with pytest.raises(BadBlocks, match="bytes of data"):
@@ -284,7 +284,7 @@ def test_truncated_data_is_refused() -> None:
 )
 def test_a_place_outside_the_transfer_is_refused(pair: Pair, field: str, value: int) -> None:
     frames, _ = blocks_of(pair)
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
     setattr(frames[0], field, value)
 
     with pytest.raises(BadBlocks):
@@ -297,7 +297,7 @@ def test_a_block_that_was_not_asked_for_is_refused() -> None:
     pair = make_pair(10)
     frames, _ = blocks_of(pair)
     late = make_pair(10, first_missing_block=1)
-    late.receiver.bind(late.target_ids)
+    late.receiver.bind(late.target_rows)
 
     with pytest.raises(BadBlocks, match="outside 1:3"):
         late.take(frames[0])
@@ -306,7 +306,7 @@ def test_a_block_that_was_not_asked_for_is_refused() -> None:
 @pytest.mark.parametrize(("field", "value"), [("epoch", 1), ("capability", b"x" * 16)])
 def test_a_foreign_frame_changes_nothing(pair: Pair, field: str, value: object) -> None:
     frames, _ = blocks_of(pair)
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
     setattr(frames[0], field, value)
 
     with pytest.raises(ForeignFrame, match=field):
@@ -324,7 +324,7 @@ def test_a_commit_that_counts_other_blocks_is_refused(pair: Pair) -> None:
 def test_reference_payloads_are_refused_by_the_stream_transport() -> None:
     pair = make_pair(10)
     frames, _ = blocks_of(pair)
-    pair.receiver.bind(pair.target_ids)
+    pair.receiver.bind(pair.target_rows)
     frames[0].pool_ref.num_bytes = 3
 
     with pytest.raises(BadBlocks, match="no inline data"):

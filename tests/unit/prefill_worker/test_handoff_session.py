@@ -61,7 +61,10 @@ class World:
         await self.say(prefill=prefill(**fields))
 
     async def start(self, num_cached_tokens: int = 0) -> None:
-        await self.core.step(started=[Started(self.seq_ids[0], BLOCKS, num_cached_tokens)])
+        """With what is cached in its rows already."""
+        started = Started(self.seq_ids[0], BLOCKS, num_cached_tokens, len(BLOCKS))
+        cached = [Progress(self.seq_ids[0], num_cached_tokens)] if num_cached_tokens else []
+        await self.core.step(started=[started], progress=cached)
 
     async def compute(self, **columns: Any) -> None:
         """The last step of the prompt: every choice gets its first token."""

@@ -25,7 +25,7 @@ async def started(w: Worker, peer: Peer, xfer_id: int = 1) -> AddSequence:
     """A transfer that the core computes now."""
     await peer.prefill(xfer_id)
     add = await w.core.next(AddSequence)
-    w.core.tell(started=[Started(add.seq_id, list(range(NUM_BLOCKS)), 0)])
+    w.core.tell(started=[Started(add.seq_id, list(range(NUM_BLOCKS)), 0, NUM_BLOCKS)])
     assert (await peer.read()).accepted.xfer_id == xfer_id
     return add
 

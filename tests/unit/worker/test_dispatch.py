@@ -58,7 +58,7 @@ def test_a_listener_hears_its_own_events_in_the_order_of_a_sequences_life() -> N
             token_ids=[42],
             token_indexes=[0],
             admitted=[Admitted(second, 0)],
-            started=[Started(first, [1], 0)],
+            started=[Started(first, [], 0, 1)],
             progress=[Progress(first, 16)],
             finished=[Finished(first, "stop", 1)],
         )

@@ -1,4 +1,4 @@
-"""Moves pages between vLLM's KV cache and the pool that the front shares.
+"""Moves pages between vLLM's KV cache and the staging ring that the front shares.
 
 vLLM's connector interface: the scheduler's side says which blocks a step makes final and which have
 come, a rank's side copies them. Bytes travel between workers by Baton's own transports, and are
@@ -29,9 +29,10 @@ KIND_KEY = "baton"
 class StepCopies(KVConnectorMetadata):  # type: ignore[misc]
     """What one step asks of a rank's side."""
 
-    exports: list[int] = field(default_factory=list)
-    # Requests whose missing blocks are in the pool, with those.
-    imports: list[tuple[str, list[int]]] = field(default_factory=list)
+    # Blocks that become final, and the row for each.
+    exports: list[tuple[int, int]] = field(default_factory=list)
+    # Requests whose missing blocks are in the ring, with their rows and those blocks.
+    imports: list[tuple[str, list[int], list[int]]] = field(default_factory=list)
     # Requests whose held blocks are given back: prefills that were released, and remote requests
     # that were given up before their blocks came.
     released: set[str] = field(default_factory=set)
@@ -96,22 +97,23 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
         rank, num_ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
         self._pages = RankPages(kv_caches, Heads.of_rank(rank, num_ranks, self._num_heads))
 
-    def bind_pool(self, pool: memoryview, num_blocks: int) -> None:
-        """Take the shared pool."""
-        self._pages.bind(pool, num_blocks)
+    def bind_ring(self, ring: memoryview, num_rows: int) -> None:
+        """Take the staging ring."""
+        self._pages.bind(ring, num_rows)
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Copy what has come into the cache."""
         copies = self._get_connector_metadata()
-        for name, block_ids in copies.imports:
-            self._pages.load(block_ids)
+        for name, rows, block_ids in copies.imports:
+            self._pages.load(rows, block_ids)
             self._received.add(name)
         self._received |= copies.dropped
         self._sent |= copies.released
 
     def wait_for_save(self) -> None:
-        """Copy what the step has made final into the pool."""
-        self._pages.save(self._get_connector_metadata().exports)
+        """Copy what the step has made final into the ring."""
+        exports = self._get_connector_metadata().exports
+        self._pages.save([block for block, _ in exports], [row for _, row in exports])
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         """The requests whose blocks were given back, and those whose blocks have come."""

@@ -1,6 +1,6 @@
 """The ranks of a core, which compute: one in its own process, or several, in a process each.
 
-Adds to vLLM's executors what the engine needs of its ranks besides: the shared pool, the masks of
+Adds to vLLM's executors what the engine needs of its ranks besides: the staging ring, the masks of
 grammars, the first tokens of choices. Ranks never outlive their core: the kernel ends them with it.
 Nor does a core outlive a rank: without one the others would wait for it for ever.
 """
@@ -55,9 +55,9 @@ class Ranks:
             self.collective_rpc(_set_masks, args=(masks,))
         return super().sample_tokens(grammar_output, non_block)  # type: ignore[misc]
 
-    def bind_pool(self, pool_fd: int, num_bytes: int, num_blocks: int) -> None:
-        """Copy blocks that are handed over through this pool."""
-        self.collective_rpc(_bind_pool, args=(pool_fd, num_bytes, num_blocks))
+    def bind_ring(self, pool_fd: int, num_bytes: int, num_rows: int) -> None:
+        """Copy blocks that are handed over through this ring."""
+        self.collective_rpc(_bind_ring, args=(pool_fd, num_bytes, num_rows))
 
     def check_drafts(self) -> None:
         """Let the ranks take drafts."""
@@ -128,9 +128,9 @@ def _forget_store(worker: Any) -> None:
     Path(worker.distributed_init_method.removeprefix("file://")).unlink(missing_ok=True)
 
 
-def _bind_pool(worker: Any, pool_fd: int, num_bytes: int, num_blocks: int) -> None:
-    pool = memoryview(mmap.mmap(pool_fd, num_bytes))
-    get_kv_transfer_group().bind_pool(pool, num_blocks)
+def _bind_ring(worker: Any, pool_fd: int, num_bytes: int, num_rows: int) -> None:
+    ring = memoryview(mmap.mmap(pool_fd, num_bytes))
+    get_kv_transfer_group().bind_ring(ring, num_rows)
 
 
 def _set_masks(worker: Any, masks: RowMasks) -> None:

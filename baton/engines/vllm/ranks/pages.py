@@ -1,6 +1,6 @@
-"""The pages of one rank: its heads of each layer, between vLLM's cache and the shared pool.
+"""The pages of one rank: its heads of each layer, between vLLM's cache and the staging ring.
 
-A page in the pool is what a layer has of a block, with the heads of all ranks: `[heads][tokens][K
+A page in the ring is what a layer has of a block, with the heads of all ranks: `[heads][tokens][K
 and V of a token]`. A rank's cache has some of the heads in the same order, so its part of a page is
 one run of bytes, and pages look alike however many ranks compute: a prefill worker and a decode
 worker may differ in that. Where there are more ranks than heads, several ranks have the same head,
@@ -38,11 +38,11 @@ class RankPages:
         self._layers = [_as_bytes(name, cache, heads) for name, cache in caches.items()]
         self._parts: list[torch.Tensor] = []
 
-    def bind(self, pool: memoryview, num_blocks: int) -> None:
-        """Take the shared pool, by layer: a block's pages lie one after the other. Raises
+    def bind(self, ring: memoryview, num_rows: int) -> None:
+        """Take the ring, by layer: a block's pages lie one after the other in its row. Raises
         ValueError when its pages are not as large as those of the cache."""
         heads = self._heads
-        rows = torch.frombuffer(pool, dtype=torch.uint8).view(num_blocks, len(self._layers), -1)
+        rows = torch.frombuffer(ring, dtype=torch.uint8).view(num_rows, len(self._layers), -1)
         head_bytes = rows.shape[2] // heads.total
         part = slice(heads.first * head_bytes, (heads.first + heads.num) * head_bytes)
         self._parts = [rows[:, layer, part] for layer in range(len(self._layers))]
@@ -50,16 +50,16 @@ class RankPages:
             if cache.shape[1] != pages.shape[1]:
                 raise ValueError(f"a page has {pages.shape[1]} bytes, the cache {cache.shape[1]}")
 
-    def save(self, block_ids: Sequence[int]) -> None:
-        """Copy blocks from the cache into the pool."""
+    def save(self, block_ids: Sequence[int], rows: Sequence[int]) -> None:
+        """Copy blocks from the cache into rows of the ring."""
         if block_ids and self._heads.is_writer:
             for cache, pages in zip(self._layers, self._parts, strict=True):
-                pages[block_ids] = cache[block_ids].cpu()
+                pages[rows] = cache[block_ids].cpu()
 
-    def load(self, block_ids: Sequence[int]) -> None:
-        """Copy blocks from the pool into the cache."""
+    def load(self, rows: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy rows of the ring into blocks of the cache."""
         for cache, pages in zip(self._layers, self._parts, strict=True):
-            cache[block_ids] = pages[block_ids].to(cache.device)
+            cache[block_ids] = pages[rows].to(cache.device)
 
 
 def _as_bytes(name: str, cache: torch.Tensor, heads: Heads) -> torch.Tensor:

@@ -56,12 +56,14 @@ def test_a_second_prompt_hands_over_what_the_first_one_computed(
 def hand_over(prefill: EngineDriver, decode: EngineDriver, seq_id: int, prompt: range) -> None:
     """Prefill here, move the blocks that are not cached there, decode there to the end."""
     admitted = decode.step(add_sequence(seq_id, prompt, kind="remote")).admitted[0]
-    target_ids = decode.step(Bind(seq_id)).bound[0].block_ids
-    source_ids = prefill.step(add_sequence(seq_id, prompt, kind="prefill")).started[0].block_ids
+    targets = decode.step(Bind(seq_id)).bound[0].rows
+    num_cached = admitted.num_cached_blocks
+    add = add_sequence(seq_id, prompt, kind="prefill", num_peer_blocks=num_cached)
+    sources = prefill.step(add).started[0].rows
     prefill.run()
-    num_blocks = -(-len(prompt) // BLOCK)
-    for index in range(admitted.num_cached_blocks, num_blocks):
-        decode.row(target_ids[index])[:] = prefill.row(source_ids[index])
+    assert len(sources) == -(-len(prompt) // BLOCK) - num_cached
+    for source, target in zip(sources, targets, strict=True):
+        decode.row(target)[:] = prefill.row(source)
     prefill.step(Release(seq_id))
     decode.tokens[seq_id] = prefill.tokens[seq_id]
     decode.step(Start(seq_id, prefill.tokens[seq_id][0]))

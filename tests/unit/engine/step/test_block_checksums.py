@@ -63,7 +63,7 @@ def test_every_so_many_th_block_is_told_once_from_the_first_on(num_tokens: int, 
     steps = prefill(driver, num_tokens, every)
 
     num_blocks = -(-num_tokens // BLOCK)
-    block_ids = steps[0].started[0].block_ids
+    block_ids = steps[0].started[0].rows
     assert told(steps) == [(index, block_ids[index]) for index in range(0, num_blocks, every)]
 
 

@@ -217,12 +217,12 @@ def test_a_search_goes_on_after_a_handoff():
     add = request(10, 3, kind="remote", max_tokens=20)
     decode.step(add)
     prefill.step(add_sequence(1, range(10), kind="prefill", beam_width=3, max_tokens=20, credit=1))
-    source_ids = prefill.events.started[0].block_ids
+    source_ids = prefill.events.started[0].rows
     assert prefill.finished == {}
     [first] = prefill.events.logprobs
     decode.step(Bind(1))
     [bound] = decode.events.bound
-    for source, target in zip(source_ids, bound.block_ids, strict=True):
+    for source, target in zip(source_ids, bound.rows, strict=True):
         decode.row(target)[:] = prefill.row(source)
     prefill.step(Release(1))
     decode.step(Start(1, 0, (), tuple(first.top_ids), tuple(first.top_logprobs)))

@@ -173,13 +173,13 @@ def hand_over(prefill: EngineDriver, decode: EngineDriver, add: AddSequence) -> 
     """Prefill on one engine, blocks and first tokens to the other."""
     fields = {"sampling": add.sampling, "kind": "prefill", "credit": 1}
     prefill.step(*[AddSequence(**{f: getattr(add, f) for f in add.__struct_fields__} | fields)])
-    source_ids = prefill.events.started[0].block_ids
+    source_ids = prefill.events.started[0].rows
     while not prefill.tokens:
         prefill.step()
     seq_ids = [1, *(fork.seq_id for fork in add.forks)]
     decode.step(Bind(1))
     [bound] = decode.events.bound
-    for source, target in zip(source_ids, bound.block_ids, strict=True):
+    for source, target in zip(source_ids, bound.rows, strict=True):
         decode.row(target)[:] = prefill.row(source)
     for seq_id in seq_ids:
         decode.tokens[seq_id] = prefill.tokens[seq_id].copy()

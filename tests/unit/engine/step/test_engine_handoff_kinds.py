@@ -20,14 +20,16 @@ def hand_off(
     """The whole life of a handoff up to Start, blocks copied from one pool to the other."""
     decode.step(add_sequence(seq_id, prompt, kind="remote", **fields))
     [admitted] = decode.events.admitted
-    prefill.step(add_sequence(seq_id, prompt, kind="prefill", **fields))
-    source = prefill.events.started[0].block_ids
+    num_cached = admitted.num_cached_blocks
+    add = add_sequence(seq_id, prompt, kind="prefill", num_peer_blocks=num_cached, **fields)
+    prefill.step(add)
+    sources = prefill.events.started[0].rows
     decode.step(Bind(seq_id))
     [bound] = decode.events.bound
     while seq_id not in prefill.tokens:
         prefill.step()
-    for index in range(admitted.num_cached_blocks, len(bound.block_ids)):
-        decode.row(bound.block_ids[index])[:] = prefill.row(source[index])
+    for source, target in zip(sources, bound.rows, strict=True):
+        decode.row(target)[:] = prefill.row(source)
     prefill.step(Release(seq_id))
     decode.tokens[seq_id] = prefill.tokens.pop(seq_id)
     decode.step(Start(seq_id, decode.tokens[seq_id][0]))
@@ -43,7 +45,7 @@ def test_a_prefill_sequence_reports_progress_samples_one_token_and_holds_its_blo
     driver = make_driver(max_num_seqs=4, max_step_tokens=8)
     driver.step(add_sequence(1, range(19), kind="prefill"))
     [started] = driver.events.started
-    assert (len(started.block_ids), started.num_cached_tokens) == (5, 0)
+    assert (len(started.rows), started.num_cached_tokens) == (5, 0)
     progress = [driver.events.progress[0].num_computed_tokens]
     while driver.engine.has_work:
         progress += [p.num_computed_tokens for p in driver.step().progress]
@@ -151,7 +153,7 @@ def test_a_promise_holds_the_prompt_and_two_blocks_to_grow():
     driver.step(Bind(1))
     load = driver.events.load
     assert (load.num_blocks_free, load.num_blocks_promised) == (59, 0)
-    assert len(driver.events.bound[0].block_ids) == 3
+    assert len(driver.events.bound[0].rows) == 3
 
 
 def test_the_load_shows_a_remote_sequence_from_its_admission_on():
@@ -205,7 +207,7 @@ def test_nobody_else_gets_promised_blocks():
     driver.run()
     assert driver.events.load.num_waiting == 1
     driver.step(Bind(1))
-    assert len(driver.events.bound[0].block_ids) == 5
+    assert len(driver.events.bound[0].rows) == 5
     driver.step(Abort(1))
     driver.run()
     assert driver.tokens[2] == driver.lone_run(range(50, 66), max_tokens=20)
@@ -288,7 +290,7 @@ def test_credit_parks_a_remote_sequence_from_its_second_token_on():
     decode.step(add_sequence(1, range(10), kind="remote", credit=1), Bind(1))
     prefill.step(add_sequence(1, range(10), kind="prefill"))
     for source, target in zip(
-        prefill.events.started[0].block_ids, decode.events.bound[0].block_ids, strict=True
+        prefill.events.started[0].rows, decode.events.bound[0].rows, strict=True
     ):
         decode.row(target)[:] = prefill.row(source)
     decode.tokens[1] = prefill.tokens[1]

@@ -197,7 +197,7 @@ def test_handed_over_sequence_goes_on_in_its_grammar(make: Callable[..., Bench])
     decode.driver.step(add_sequence(1, PROMPT, kind="remote", **fields))
     decode.grammars.working.is_held = True
     [bound] = decode.driver.step(Bind(1)).bound
-    for source, target in enumerate(bound.block_ids):
+    for source, target in enumerate(bound.rows):
         decode.driver.row(target)[:] = prefill.driver.row(source)
     decode.driver.tokens[1] = [first]
     decode.driver.step(Start(1, first))

@@ -13,7 +13,7 @@ def make_engine() -> Engine:
     engine = Engine(
         EngineConfig("fake-model", "fake", "1", NUM_BLOCKS), FakeRunner(), VirtualClock()
     )
-    pool = bytearray(engine.num_pool_blocks * engine.info.kv_spec.row_bytes)
+    pool = bytearray(engine.num_pool_rows * engine.info.kv_spec.row_bytes)
     engine.runner.bind_pool(memoryview(pool))
     engine.step([])  # the first turn reports the load
     return engine

@@ -157,9 +157,9 @@ def test_a_suspect_that_was_prefilled_elsewhere_shares_no_step_at_first() -> Non
     driver = make_driver()
     remote = msgspec.structs.replace(add_sequence(1, range(8), kind="remote"), is_suspect=True)
     driver.step(remote)
-    block_ids = driver.step(Bind(1)).bound[0].block_ids
+    block_ids = driver.step(Bind(1)).bound[0].rows
     source = make_driver()
-    source_ids = source.step(add_sequence(1, range(8), kind="prefill")).started[0].block_ids
+    source_ids = source.step(add_sequence(1, range(8), kind="prefill")).started[0].rows
     for target, there in zip(block_ids, source_ids, strict=True):
         driver.row(target)[:] = source.row(there)
     driver.tokens[1] = list(source.tokens[1])

@@ -12,10 +12,9 @@ from baton.testing.fake_runner import FakeRunner
 NO_LOAD = EngineLoad(0, 0, 0, 0, 0, 0.0, 0.0)
 
 
-class CopyingFakeRunner(FakeRunner):
+class CopyingFakeRunner(DeviceFakeRunner):
     """Says what the test says of its copies."""
 
-    num_copies_begun = 0
     num_ended = 0
 
     def poll_copies(self) -> int:
@@ -60,7 +59,7 @@ def test_progress_is_reported_once_its_blocks_are_shared_while_computing_goes_on
     events = engine.step([add_sequence(1, range(40), kind="prefill")])
     for _ in range(20):
         for started in events.started if events else ():
-            block_ids = started.block_ids
+            block_ids = started.rows
         for progress in events.progress if events else ():
             reported.append((progress.num_computed_tokens, engine.step_index))
             for block_id in block_ids[: progress.num_computed_tokens // 16]:

@@ -32,7 +32,7 @@ class TimedEngine:
         self.clock = VirtualClock()
         config = EngineConfig("fake-model", "fake", "1", num_blocks, **sizes)
         self.engine = Engine(config, FakeRunner(), self.clock)
-        pool = bytearray(self.engine.num_pool_blocks * self.engine.info.kv_spec.row_bytes)
+        pool = bytearray(self.engine.num_pool_rows * self.engine.info.kv_spec.row_bytes)
         self.engine.runner.bind_pool(memoryview(pool))
         self.times = EngineTimes(self.clock)
         self.num_preemptions = 0

@@ -15,7 +15,7 @@ from baton.wire.limits import NUM_TOKENS_ALONE
 def make_engine(num_blocks: int = 64) -> Engine:
     config = EngineConfig("fake-model", "fake", "1", num_blocks, max_step_tokens=64)
     engine = Engine(config, FakeRunner(), VirtualClock())
-    pool = bytearray(engine.num_pool_blocks * engine.info.kv_spec.row_bytes)
+    pool = bytearray(engine.num_pool_rows * engine.info.kv_spec.row_bytes)
     engine.runner.bind_pool(memoryview(pool))
     return engine
 

@@ -51,9 +51,8 @@ What follows from a pool's devices, filled into the pool: (dict "pool" $pool "mo
 {{- end }}
 
 {{/*
-CPUs and memory that the values leave out. A worker on CPUs holds weights and KV pool. One on GPUs holds a copy of the KV
-pool, pinned, through which blocks are handed over, while it loads the weights, and 8 GiB for its processes; /dev/shm is
-memory of the pod, too.
+CPUs and memory that the values leave out. A worker on CPUs holds weights and KV pool. One on GPUs holds the weights while it
+loads, then a staging ring through which blocks are handed over, and 8 GiB for its processes; /dev/shm is memory of the pod, too.
 */}}
 {{- define "baton.pool.resources" -}}
 {{- $pool := .pool }}
@@ -94,7 +93,14 @@ memory of the pod, too.
 {{- mulf .pool.gpuMemoryGiB .pool.parallelism.tensor (.pool.settings.memory_share | default 0.8) }}
 {{- end }}
 
-{{/* GiB of host memory of a worker on GPUs; empty where neither kv_memory nor gpuMemoryGiB says how large the pool is. */}}
+{{/* GiB of the staging ring of a worker on GPUs whose KV pool has so many: a quarter, 16 at most, or as the settings say. */}}
+{{- define "baton.pool.staging" -}}
+{{- $staging := .pool.settings.staging_memory | default "auto" }}
+{{- if eq $staging "auto" }}{{ minf 16 (divf .kv 4) }}{{ else }}{{ divf (include "baton.bytes" $staging | float64) 1073741824.0 }}{{ end }}
+{{- end }}
+
+{{/* GiB of host memory of a worker on GPUs; empty where neither kv_memory nor gpuMemoryGiB says how large the pool is. The worker
+is told how large its ring is, so that it takes no more than was counted. */}}
 {{- define "baton.pool.host-memory" -}}
 {{- $weights := include "baton.pool.weights" . | float64 }}
 {{- $kv := include "baton.pool.kv" . | float64 }}
@@ -102,6 +108,8 @@ memory of the pod, too.
 {{- if and (eq $kv 0.0) (gt $gpu 0.0) }}{{ $kv = maxf 1 (subf $gpu $weights) }}{{ end }}
 {{- if gt $kv 0.0 }}
 {{- $shm := divf (include "baton.bytes" (.pool.sharedMemory | default "0") | float64) 1073741824.0 }}
-{{- addf 8 (maxf $weights $kv) $shm | ceil }}
+{{- $staging := include "baton.pool.staging" (dict "pool" .pool "kv" $kv) | float64 }}
+{{- $_ := set .pool.settings "staging_memory" (printf "%.0fMiB" (mulf 1024 $staging | floor)) }}
+{{- addf 8 (maxf $weights $staging) $shm | ceil }}
 {{- end }}
 {{- end }}
