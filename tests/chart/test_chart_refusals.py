@@ -138,8 +138,8 @@ REFUSED = {
     ),
     "unknown host memory": (model(accelerator=GPU), "say gpuMemoryGiB, from which the host"),
     "little host memory": (
-        model(accelerator=GPU, gpuMemoryGiB=80, resources={"limits": {"memory": "32Gi"}}),
-        "need 73 GiB of host memory, but resources.limits.memory is 32.0 GiB",
+        model(accelerator=GPU, gpuMemoryGiB=80, resources={"limits": {"memory": "16Gi"}}),
+        "need 25 GiB of host memory, but resources.limits.memory is 16.0 GiB",
     ),
     "host memory that is shared": (
         model(
