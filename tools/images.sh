@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the container images: tools/images.sh [gateway|quota|tokenizer|router|edge|envoy|worker|worker-cuda]...
+# Builds the container images: tools/images.sh [gateway|quota|tokenizer|router|edge|envoy|worker|worker-cuda|loadtest]...
 # Without names: all but worker-cuda, which is several GB. `make images` is the same.
 #
 #   REGISTRY=ghcr.io/baton-serving  TAG=0.1.0  PUSH=1   the registry; nothing is pushed without PUSH
@@ -22,6 +22,7 @@ fi
 arguments() {
     case $1 in
     gateway | quota | tokenizer | router | edge | envoy) echo "--build-arg SERVICE=$1" ;;
+    loadtest) ;;
     worker) echo "--build-arg TORCH_INDEX_URL=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}" ;;
     worker-cuda)
         # Triton compiles its launchers where it runs.
@@ -37,7 +38,10 @@ arguments() {
 
 build() {
     local name=$1 image=$registry/baton-$1:$tag file=service given
-    case $name in worker*) file=worker ;; esac
+    case $name in
+    worker*) file=worker ;;
+    loadtest) file=loadtest ;;
+    esac
     given=$(arguments "$name")
     # Arguments are words: none of them holds a space.
     # shellcheck disable=SC2086
@@ -52,7 +56,7 @@ build() {
     fi
 }
 
-[ $# -gt 0 ] || set -- gateway quota tokenizer router edge envoy worker
+[ $# -gt 0 ] || set -- gateway quota tokenizer router edge envoy worker loadtest
 for name in "$@"; do
     build "$name"
 done

@@ -1,4 +1,4 @@
-"""The rules and dashboards that the chart makes are the files', for its own release and its values."""
+"""The rules and dashboards that the chart makes: the files, for its own release and its values."""
 
 import json
 import re
