@@ -187,10 +187,18 @@ HEADINGS = "".join(
 
 def told(points: Sequence[Point], best: float | None) -> str:
     """The result in one sentence."""
+    if best is None and not points[0].is_measured:
+        return f"the generator was late at {points[0].rate:g} requests a second already"
     if best is None:
         return f"no rate had {KNEE_SHARE:.0%} good answers: begin lower than {points[0].rate:g}"
     if best == points[-1].rate:
         return f"all rates were served well: the knee is above {best:g} requests a second"
+    above = next(one for one in points if one.rate > best)
+    if not above.is_measured:
+        return (
+            f"at least {best:g} requests a second are served well: "
+            f"at {above.rate:g} the generator was late, so that nobody knows the knee"
+        )
     return f"the knee is at {best:g} requests a second: above, less than {KNEE_SHARE:.0%} are good"
 
 

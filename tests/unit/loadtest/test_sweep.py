@@ -69,6 +69,8 @@ def test_the_knee(points: list[Point], best: float | None) -> None:
 
 def test_a_result_says_whether_there_was_a_knee() -> None:
     assert "knee is at 2" in sweep.told([point(2), point(4, 0.2)], 2)
+    assert "nobody knows the knee" in sweep.told([point(2), point(4, lag_ms=500)], 2)
+    assert "late at 2" in sweep.told([point(2, lag_ms=500)], None)
     assert "above 2" in sweep.told([point(2)], 2)
     assert "begin lower than 2" in sweep.told([point(2, 0.1)], None)
     assert "not a measurement" in sweep.line(point(1, lag_ms=500))
