@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loadtest import scenario, sweep
-from loadtest.deployment import DeploymentError
+from loadtest.deployment import DeploymentError, inspect
 from loadtest.http_json import fetcher
 from loadtest.scenario import ScenarioError
 from loadtest.sweep import SweepError
@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
     made.add_argument("--host", help="any server, with the key in API_KEY; default: this stack")
     made.add_argument("--key-file", type=Path, help="with --host: the key, instead of API_KEY")
+    made.add_argument("--model", default="", help="which one, when several are served")
     made.add_argument("--users", type=int, help="instead of the scenario's")
     made.add_argument("--duration", help="instead of the scenario's: 90, 2m, 1h")
     made.add_argument("--scenario", default="mixed")
@@ -65,8 +66,9 @@ def main(arguments: list[str]) -> int:
     # The key is passed in the environment: every user of the machine can read a command line.
     os.environ["API_KEY"] = target.api_key
     locust = [sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), "--host", target.host]
+    locust += ["--model", options.model] if options.model else []
     if options.sweep:
-        return _sweep(options, folder, [*locust, "--headless", "--only-summary", *rest])
+        return _sweep(options, target, folder, [*locust, "--headless", "--only-summary", *rest])
     command = [
         *locust, "--scenario", options.scenario, "--report", str(folder), "--only-summary",
         "--json-file", f"{folder}/locust",
@@ -105,25 +107,28 @@ def _key(file: Path | None) -> str:
         raise DeploymentError(f"--key-file {file}: {error.strerror}") from error
 
 
-def _sweep(options: argparse.Namespace, folder: Path, command: list[str]) -> int:
+def _sweep(options: argparse.Namespace, target: Target, folder: Path, command: list[str]) -> int:
     """Run all rates, write sweep.json and sweep.svg, and compare with an earlier sweep."""
     seconds = float((options.duration or str(_SWEEP_S)).removesuffix("s"))
     try:
         rates = sweep.parse_rates(options.sweep)
-        chosen = scenario.load(options.scenario)
+        deployment = inspect(fetcher(target.host, target.api_key), options.model)
+        chosen, notes = sweep.fitted(scenario.load(options.scenario), deployment)
         before = _earlier(options.baseline)
         print(sweep.HEADINGS, flush=True)
         points = sweep.run(chosen, rates, seconds, folder, command)
-    except (SweepError, ScenarioError) as error:
+    except (SweepError, ScenarioError, DeploymentError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return NO_STACK
-    found = sweep.as_dict(chosen, seconds, points)
+    found = sweep.as_dict(chosen, seconds, points, notes)
     (folder / "sweep.json").write_text(json.dumps(found, indent=1))
     (folder / "sweep.svg").write_text(sweep.picture(points, found["knee"]))
     worse = list(sweep.regressions(before, points, options.tolerance)) if before else []
-    print("\n".join(["", sweep.HEADINGS, *map(sweep.line, points), "", found["told"], *worse]))
+    print(
+        "\n".join(["", *notes, sweep.HEADINGS, *map(sweep.line, points), "", found["told"], *worse])
+    )
     print(f"sweep: {folder}/sweep.svg and sweep.json", flush=True)
-    return NOT_KEPT if found["knee"] is None or worse else KEPT
+    return NOT_KEPT if found["knee"] is None or found["is_undecided"] or worse else KEPT
 
 
 def _earlier(path: str | None) -> dict[str, list[dict[str, float]]]:

@@ -10,10 +10,11 @@ import json
 import random
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from loadtest.deployment import Deployment, fit
 from loadtest.reporting.charts import Axis, Series, line_chart, number
 from loadtest.scenario import Scenario
 from loadtest.workloads import UserKind
@@ -103,6 +104,16 @@ def _session(name: str, kind: UserKind, times: Sequence[float]) -> str:
     return json.dumps(line) + "\n"
 
 
+def fitted(scenario: Scenario, deployment: Deployment) -> tuple[Scenario, list[str]]:
+    """The scenario with each kind cut by itself to the model's room, and sentences about what was.
+    (A replay would divide all of them by what the longest needs.) Raises SweepError."""
+    if not scenario.kinds:
+        raise SweepError(f"scenario {scenario.name} has no kinds of users: a sweep needs some")
+    cut = {name: fit(name, kind, deployment) for name, kind in scenario.kinds.items()}
+    kinds = {name: kind for name, (kind, _) in cut.items()}
+    return replace(scenario, kinds=kinds), [note for _, note in cut.values() if note]
+
+
 def scenario_text(scenario: Scenario, rate: float, seconds: float) -> str:
     """The scenario of one rate, beside its trace. The sweep judges; the run has no limits."""
     limits = scenario.goodput
@@ -127,8 +138,6 @@ def run(
     scenario: Scenario, rates: Sequence[float], seconds: float, folder: Path, command: Sequence[str]
 ) -> list[Point]:
     """Run Locust once for each rate, `command` without scenario and report. Raises SweepError."""
-    if not scenario.kinds:
-        raise SweepError(f"scenario {scenario.name} has no kinds of users: a sweep needs some")
     points = []
     for rate in rates:
         place = folder / f"{rate:g}"
@@ -185,6 +194,13 @@ HEADINGS = "".join(
 )
 
 
+def is_undecided(points: Sequence[Point]) -> bool:
+    """True if the generator was late at the first rate that was not served well: the knee is then
+    not known."""
+    deciding = next((one for one in points if not one.is_good), None)
+    return deciding is not None and not deciding.is_measured
+
+
 def told(points: Sequence[Point], best: float | None) -> str:
     """The result in one sentence."""
     if best is None and not points[0].is_measured:
@@ -213,15 +229,25 @@ def regressions(
             yield f"{one.rate:g}/s: goodput {number(was)} before, {number(one.goodput_per_s)} now"
 
 
-def as_dict(scenario: Scenario, seconds: float, points: Sequence[Point]) -> dict[str, Any]:
+def as_dict(
+    scenario: Scenario, seconds: float, points: Sequence[Point], notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """The content of sweep.json."""
     return {
         "scenario": scenario.name,
         "seconds_each": seconds,
         "knee": knee(points),
+        "is_undecided": is_undecided(points),
+        "notes": list(notes),
         "told": told(points, knee(points)),
         "points": [asdict(one) for one in points],
     }
+
+
+def _label(points: Sequence[Point], best: float) -> str:
+    """What the picture calls the best rate: a knee only where the sentence does."""
+    is_knee = best != points[-1].rate and not is_undecided(points)
+    return f"knee at {best:g}/s" if is_knee else f"good up to {best:g}/s at least"
 
 
 def picture(points: Sequence[Point], best: float | None) -> str:
@@ -230,7 +256,7 @@ def picture(points: Sequence[Point], best: float | None) -> str:
     good = Series("served well", "c", [(one.rate, one.goodput_per_s) for one in points])
     shown = [asked, good]
     if best is not None:
-        shown.append(Series(f"knee at {best:g}/s", "b", [(best, 0.0), (best, best)]))
+        shown.append(Series(_label(points, best), "b", [(best, 0.0), (best, best)]))
     svg = line_chart("goodput by rate", shown, Axis("requests asked for, per s", "good per s"))
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
         ">", f"><style>{_STYLE}</style>", 1

@@ -78,7 +78,7 @@ def test_another_way_in_is_reached_at_its_port_and_no_other() -> None:
         objects = render({"loadtest": {"enabled": True, "url": url}})
         assert egress_ports(objects, "loadtest") == {port}
         (found,) = of_component(objects, "loadtest")
-        assert environment(found)["TARGET"] == url
+        assert environment(found)["BASE_URL"] == url
         (policy,) = [p for p in of_kind(objects, "NetworkPolicy") if component(p) == "loadtest"]
         assert not any("to" in rule for rule in policy["spec"]["egress"])
 

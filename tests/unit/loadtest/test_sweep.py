@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from loadtest import scenario, sweep
+from loadtest.deployment import Deployment
 from loadtest.replay import read_trace
 from loadtest.sweep import Point, SweepError, knee, parse_rates, picture, regressions
 from loadtest.workloads import UserKind, Writer
@@ -45,6 +46,17 @@ def test_arrivals_come_at_the_rate_in_the_kinds_parts_and_share_their_prompts(
     assert max(gaps) > 3 * sum(gaps) / len(gaps), "a Poisson process has long gaps"
 
 
+def test_each_kind_is_cut_by_itself_to_the_models_room() -> None:
+    mixed = scenario.load("mixed")
+    model = Deployment("m", max_model_len=2048, tokens_per_word=1.0, template_tokens=40)
+    cut, notes = sweep.fitted(mixed, model)
+    assert cut.kinds["chat"] == mixed.kinds["chat"], "a long document of others does not cut it"
+    assert cut.kinds["long_document"].first_turn_tokens <= model.room(num_messages=2)
+    assert [note.split(":")[0] for note in notes] == ["long_document"]
+    with pytest.raises(SweepError, match="no kinds of users"):
+        sweep.fitted(scenario.load("replay"), model)
+
+
 def test_the_scenario_of_a_rate_is_one_that_can_be_read() -> None:
     text = sweep.scenario_text(scenario.load("mixed"), 4, 30)
     read = scenario.parse("sweep", text.encode(), Path("/folder"))
@@ -76,6 +88,21 @@ def test_a_result_says_whether_there_was_a_knee() -> None:
     assert "not a measurement" in sweep.line(point(1, lag_ms=500))
 
 
+@pytest.mark.parametrize(
+    ("points", "is_undecided"),
+    [
+        ([point(1), point(2, lag_ms=500), point(4, 0.1)], True),
+        ([point(1, lag_ms=500)], True),
+        ([point(1), point(2, 0.1), point(4, lag_ms=500)], False),
+        ([point(1), point(2)], False),
+    ],
+    ids=["at the rate that decides", "at the first", "above it", "never"],
+)
+def test_a_late_generator_leaves_a_sweep_undecided(points: list[Point], is_undecided: bool) -> None:
+    assert sweep.is_undecided(points) is is_undecided
+    assert sweep.as_dict(scenario.load("mixed"), 30, points)["is_undecided"] is is_undecided
+
+
 def test_less_than_an_earlier_sweep_served_is_told_for_the_same_rates() -> None:
     before = sweep.as_dict(scenario.load("mixed"), 30, [point(1), point(2)])
     worse = list(regressions(before, [point(1), point(2, 0.7), point(4, 0.1)], 0.15))
@@ -83,6 +110,15 @@ def test_less_than_an_earlier_sweep_served_is_told_for_the_same_rates() -> None:
 
 
 def test_the_picture_stands_alone() -> None:
-    drawn = ElementTree.fromstring(picture([point(1), point(2), point(4, 0.3)], 2))
-    texts = [each.text for each in drawn.iter() if each.tag.endswith("text")]
-    assert {"served well", "knee at 2/s", "requests asked for, per s"} <= set(texts)
+    texts = texts_of([point(1), point(2), point(4, 0.3)])
+    assert {"served well", "knee at 2/s", "requests asked for, per s"} <= texts
+
+
+@pytest.mark.parametrize("above", [[], [point(4, lag_ms=500)]], ids=["all good", "late"])
+def test_the_picture_names_no_knee_that_is_not_known(above: list[Point]) -> None:
+    assert "good up to 2/s at least" in texts_of([point(1), point(2), *above])
+
+
+def texts_of(points: list[Point]) -> set[str | None]:
+    drawn = ElementTree.fromstring(picture(points, knee(points)))
+    return {each.text for each in drawn.iter() if each.tag.endswith("text")}
