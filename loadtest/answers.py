@@ -8,6 +8,8 @@ import msgspec
 
 _DONE = b"[DONE]"
 _MAX_SHOWN_CHARS = 200
+# Events that are read within this time of the first were there together: nobody saw them apart.
+_TOGETHER_S = 0.001
 
 
 class AnswerError(Exception):
@@ -55,6 +57,7 @@ class StreamedAnswer:
         # The arrival of its last token: control tokens have no text.
         self.last_token_s = 0.0
         self.num_text_events = 0
+        self._num_together = 0
         self._pieces: list[str] = []
         self._is_done = False
 
@@ -80,6 +83,7 @@ class StreamedAnswer:
             self.first_text_s = now_s
         self.last_text_s = now_s
         self.num_text_events += 1
+        self._num_together += now_s - self.first_text_s <= _TOGETHER_S
         return now_s - before_s
 
     def check_end(self) -> None:
@@ -102,6 +106,16 @@ class StreamedAnswer:
     def tpot_s(self) -> float:
         """Time per output token after the first; 0 when there is no second one."""
         return self.decode_s / max(self.num_output_tokens - 1, 1)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens after the first ones over the time to the last one. None if all came together: how
+        fast they were made, nobody saw."""
+        if self._num_together >= self.num_text_events or not self.decode_s > 0:
+            return None
+        share = self._num_together / self.num_text_events
+        num_first = 1.0 if self._num_together == 1 else share * self.num_output_tokens
+        return max(self.num_output_tokens - num_first, 0.0) / self.decode_s
 
     def _choices_of(self, payload: bytes) -> list[_Choice]:
         try:

@@ -26,7 +26,9 @@ from loadtest.deployment import Deployment, DeploymentError, fit, inspect
 from loadtest.http_json import fetcher
 from loadtest.recorder import HISTORY_EVERY_S, Recorder
 from loadtest.replay import Arrival, TraceError
-from loadtest.reporting import live_page, report, summary, verdict
+from loadtest.reporting import baseline, live_page, report, summary, verdict
+from loadtest.reporting.baseline import BaselineError
+from loadtest.reporting.summary import Rows
 from loadtest.scenario import Load, Scenario, ScenarioError
 from loadtest.workloads import UserKind, Writer
 
@@ -50,6 +52,9 @@ def add_options(parser: Any, **_: Any) -> None:
         ("--trace", "", "the replay's trace: csv or jsonl, also gzipped"),
         ("--trace-speed", 0.0, "2 replays in half the time"),
         ("--report", "", "folder for report.html and report.json"),
+        ("--baseline", "", "an earlier report.json: what became worse is said, and fails"),
+        ("--tolerance", 0.15, "by which part a figure may be worse than the baseline's"),
+        ("--traces", "", "URL of a Jaeger, for links to the slowest requests"),
     ):
         parser.add_argument(
             name, default=default, type=type(default), help=details, include_in_web_ui=False
@@ -94,6 +99,8 @@ class LoadTest:
         self.recorder = Recorder(environment)
         self.deployment: Deployment | None = None
         self.began_at_s = 0.0
+        self._baseline: dict[str, Any] | None = None
+        self._is_reported = False
         self._background = Group()
         events = environment.events
         events.test_start.add_listener(self._on_start)
@@ -144,6 +151,7 @@ class LoadTest:
         """Set users, their number and the times; Locust's own options win over the scenario's."""
         options, environment = self.options, self.environment
         self._read_scenario()
+        self._read_baseline()
         options.duration_s = options.run_time
         load = self._load()
         options.num_users, options.spawn_rate = load.users, load.users_per_s
@@ -186,10 +194,19 @@ class LoadTest:
         except ScenarioError as error:
             sys.exit(f"loadtest: {error}")
 
+    def _read_baseline(self) -> None:
+        if not self.options.baseline:
+            return
+        try:
+            self._baseline = baseline.read(Path(self.options.baseline))
+        except BaselineError as error:
+            sys.exit(f"loadtest: {error}")
+
     def _on_start(self, **_: Any) -> None:
         if isinstance(self.environment.runner, WorkerRunner):
             self._read_scenario()
         self.recorder.begin()
+        self._is_reported = False
         if not isinstance(self.environment.runner, MasterRunner):
             self._inspect()
             self._background.spawn(self.recorder.watch_lag)
@@ -231,7 +248,11 @@ class LoadTest:
 
     def _on_stop(self, **_: Any) -> None:
         self._background.kill(block=False)
-        if isinstance(self.environment.runner, MasterRunner) and self.options.headless:
+        if isinstance(self.environment.runner, WorkerRunner):
+            return
+        if not self.options.headless:
+            self._end()  # the web UI goes on
+        elif isinstance(self.environment.runner, MasterRunner):
             self._await_last_reports()
 
     def _await_last_reports(self) -> None:
@@ -250,9 +271,11 @@ class LoadTest:
         ended_at_s = self.environment.stats.last_request_timestamp or self.began_at_s
         duration_s = max(ended_at_s - self.began_at_s, 0.0)
         together = summary.summarize_kind(rows, summary.ALL, duration_s)
+        lag_ms = rows.get((summary.GENERATOR, summary.LAG), summary.Row()).percentiles()
+        together["lag_ms"] = lag_ms
         verdicts = verdict.evaluate(self.scenario.slo, together)
         load = self._load()
-        return {
+        found = {
             "scenario": self.scenario.name,
             "title": self.scenario.title,
             "host": self.environment.host,
@@ -261,7 +284,7 @@ class LoadTest:
             "duration_s": duration_s,
             "load": {"shape": load.shape, "users": load.users, "duration_s": load.duration_s},
             "num_processes": self.options.num_shards,
-            "notes": list(self.recorder.notes),
+            "notes": [*self.recorder.notes, *self._kinds_without_users(rows, load)],
             "is_kept": bool(together["requests"]) and all(one.is_kept for one in verdicts),
             "slo": [verdict.as_dict(one) for one in verdicts],
             "goodput_limits": {
@@ -276,12 +299,33 @@ class LoadTest:
                 rows, int(self.began_at_s), int(ended_at_s) + 1, int(HISTORY_EVERY_S)
             ),
             "typical_requests": summary.typical(self.recorder.samples.kept),
+            "slowest_requests": list(self.recorder.slowest.kept),
+            "traces_url": self.options.traces,
             "errors": self._errors(),
-            "generator": {
-                "lag_ms": rows.get((summary.GENERATOR, summary.LAG), summary.Row()).percentiles(),
-                "max_cpu_percent": self.recorder.max_cpu_percent,
-            },
+            "generator": {"lag_ms": lag_ms, "max_cpu_percent": self.recorder.max_cpu_percent},
+            "comparison": [],
         }
+        return found if self._baseline is None else self._compared(found, self._baseline)
+
+    def _compared(self, now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+        """The summary with what became worse than in the earlier run, which does not pass."""
+        rows = baseline.compare(before, now, self.options.tolerance)
+        other = baseline.differences(before, now)
+        is_kept = now["is_kept"] and bool(rows) and not any(row["is_worse"] for row in rows)
+        notes = [*now["notes"], *other]
+        return {**now, "comparison": rows, "is_kept": is_kept, "notes": notes}
+
+    def _kinds_without_users(self, rows: Rows, load: Load) -> list[str]:
+        """A sentence about kinds that nobody was, because there were fewer users than weights."""
+        kinds = self.scenario.kinds
+        missing = sorted(set(kinds) - set(summary.kind_names(rows)))
+        if not missing or load.shape == REPLAY:
+            return []
+        enough = sum(kind.weight for kind in kinds.values())
+        why = "none was answered in time"
+        if load.users < enough:
+            why = f"{load.users} users are too few for the weights, --users {enough} has all"
+        return [f"no request of {', '.join(missing)}: {why}"]
 
     def _errors(self) -> list[dict[str, Any]]:
         errors = sorted(
@@ -299,6 +343,14 @@ class LoadTest:
             log.error("the test was over before any process had found what to test")
             self.environment.process_exit_code = CANNOT_RUN
             return
+        if self.options.headless or not self._is_reported:
+            self._end()
+
+    def _end(self) -> None:
+        """Tell the verdict and write the report."""
+        if not self.recorder.model:
+            return
+        self._is_reported = True
         found = self.summary()
         self.environment.process_exit_code = KEPT if found["is_kept"] else NOT_KEPT
         print(report.text(found), flush=True)

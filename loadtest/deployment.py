@@ -16,6 +16,8 @@ from loadtest.workloads import MESSAGE_TOKENS, UserKind, Writer
 # For a server that does not report its model's room: any model of today has this much.
 DEFAULT_MODEL_LEN = 2048
 _FEW_WORDS, _MANY_WORDS = 32, 160
+# Left free when a word is not one token: then a text of so many words has more or less of them.
+_SPARE_SHARE = 0.03
 _CUT_FIELDS = ("system_tokens", "document_tokens", "query_tokens", "output_tokens")
 
 # GET without a body, POST with one; the answer's JSON. Raises DeploymentError.
@@ -38,7 +40,8 @@ class Deployment:
 
     def room(self, num_messages: int) -> int:
         """Tokens for the contents of `num_messages` messages and an answer."""
-        return self.max_model_len - self.template_tokens - MESSAGE_TOKENS * num_messages
+        room = self.max_model_len - self.template_tokens - MESSAGE_TOKENS * num_messages
+        return room if self.tokens_per_word == 1 else int(room * (1 - _SPARE_SHARE))
 
 
 def inspect(fetch: Fetch, wished_model: str = "") -> Deployment:

@@ -42,6 +42,7 @@ _REPORT_KEY = "baton"
 # Sampled requests: in a worker between two reports, and over the whole run.
 _MAX_FRESH_SAMPLES = 64
 _MAX_SAMPLES = 2048
+_NUM_SLOWEST = 10
 _MAX_NOTES = 32
 _MAX_HISTORY = 30_000
 
@@ -72,6 +73,23 @@ class Sampler:
         return kept
 
 
+class Slowest:
+    """The requests that took longest, the longest first."""
+
+    def __init__(self, max_kept: int) -> None:
+        self.kept: list[dict[str, Any]] = []
+        self._max_kept = max_kept
+
+    def add(self, sample: dict[str, Any]) -> None:
+        self.kept.append(sample)
+        self.kept.sort(key=lambda one: -float(one["e2e_ms"]))
+        del self.kept[self._max_kept :]
+
+    def drain(self) -> list[dict[str, Any]]:
+        kept, self.kept = self.kept, []
+        return kept
+
+
 class Recorder:
     """One process's measurements; on the master, those of all workers."""
 
@@ -82,6 +100,7 @@ class Recorder:
         is_worker = isinstance(environment.runner, WorkerRunner)
         max_kept = _MAX_FRESH_SAMPLES if is_worker else _MAX_SAMPLES
         self.samples = Sampler(max_kept, random.Random(1))
+        self.slowest = Slowest(_NUM_SLOWEST)
         self.notes: dict[str, None] = {}
         self.model = ""
         self.max_cpu_percent = 0.0
@@ -92,6 +111,7 @@ class Recorder:
     def begin(self) -> None:
         """Begin a test; Locust has cleared its own rows."""
         self.samples.drain()
+        self.slowest.drain()
         self.notes.clear()
         self.history.clear()
         self._last_counts.clear()
@@ -129,22 +149,22 @@ class Recorder:
         was_good = is_good(limits_ms, ttft_ms, answer.tpot_s * 1000)
         self._record_goodput(kind, ended_s - answer.origin_s, was_good)
         stages = timeline(answer, sent_s, ended_s, headers.get("server-timing", ""))
-        self.samples.add(
-            {
-                "kind": kind,
-                "request_id": headers.get("x-request-id", ""),
-                "e2e_ms": (ended_s - answer.origin_s) * 1000,
-                "ttft_ms": ttft_ms,
-                "input_tokens": answer.num_prompt_tokens,
-                "output_tokens": answer.num_output_tokens,
-                "stages": [asdict(stage) for stage in stages],
-            }
-        )
+        sample = {
+            "kind": kind,
+            "request_id": headers.get("x-request-id", ""),
+            "e2e_ms": (ended_s - answer.origin_s) * 1000,
+            "ttft_ms": ttft_ms,
+            "input_tokens": answer.num_prompt_tokens,
+            "output_tokens": answer.num_output_tokens,
+            "stages": [asdict(stage) for stage in stages],
+        }
+        self.samples.add(sample)
+        self.slowest.add(sample)
 
     def rate(self, kind: str, answer: StreamedAnswer) -> None:
-        """Record the speed of one stream."""
-        if answer.tpot_s > 0:
-            self._log(kind, RATE, 1 / answer.tpot_s)
+        """Record the speed of one stream, if it was seen."""
+        if answer.tokens_per_s:
+            self._log(kind, RATE, answer.tokens_per_s)
 
     def note(self, text: str) -> None:
         """Add a sentence to the report, such as one about sizes that were cut."""
@@ -220,6 +240,7 @@ class Recorder:
     def _on_report_to_master(self, client_id: str, data: dict[str, Any]) -> None:
         data[_REPORT_KEY] = {
             "samples": self.samples.drain(),
+            "slowest": self.slowest.drain(),
             "notes": list(self.notes),
             "model": self.model,
             "max_cpu_percent": self.max_cpu_percent,
@@ -229,6 +250,8 @@ class Recorder:
         details = data.get(_REPORT_KEY, {})
         for sample in details.get("samples", ()):
             self.samples.add(sample)
+        for sample in details.get("slowest", ()):
+            self.slowest.add(sample)
         for note in details.get("notes", ()):
             self.note(note)
         self.model = details.get("model") or self.model

@@ -25,6 +25,7 @@ fi
 arguments() {
     case $1 in
     gateway | quota | tokenizer | router | edge | envoy) echo "--build-arg SERVICE=$1" ;;
+    loadtest) ;;
     worker) echo "--build-arg TORCH_INDEX_URL=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}" ;;
     worker-cuda)
         # Triton compiles its launchers where it runs.
@@ -35,7 +36,6 @@ arguments() {
         echo "--build-arg TORCH_INDEX_URL=${TORCH_CUDA12_INDEX_URL:-https://download.pytorch.org/whl/cu129}" \
             "--build-arg EXTRAS=worker,nixl,quantized --build-arg SYSTEM_PACKAGES=libgomp1,gcc,libc6-dev"
         ;;
-    loadtest) ;;
     # vLLM's own images, with Baton's workers beside it.
     worker-vllm) echo "--build-arg BASE=${VLLM_BASE:-docker.io/vllm/vllm-openai-cpu:v$vllm}" ;;
     worker-vllm-cuda)

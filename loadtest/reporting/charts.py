@@ -8,6 +8,8 @@ from html import escape
 WIDTH, HEIGHT = 520, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 26
 _NUM_TICKS = 4
+# Room for the names of a chart that stands alone.
+_BELOW = 34
 
 Point = tuple[float, float | None]
 _Placing = Callable[[float, float], tuple[float, float]]
@@ -20,6 +22,14 @@ class Series:
     name: str
     style: str
     points: Sequence[Point]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What the axes are, for a chart that stands alone: then its lines are named in it, too."""
+
+    across: str
+    up: str
 
 
 def ticks(highest: float) -> list[float]:
@@ -41,8 +51,8 @@ def number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def line_chart(label: str, series: Sequence[Series]) -> str:
-    """A chart with both axes from 0; x is seconds since the start."""
+def line_chart(label: str, series: Sequence[Series], axis: Axis | None = None) -> str:
+    """A chart with both axes from 0. Without `axis`, x is seconds since the start."""
     values = [y for one in series for _, y in one.points if y is not None]
     x_ticks = ticks(max((x for one in series for x, _ in one.points), default=1.0))
     y_ticks = ticks(max(values, default=1.0))
@@ -51,7 +61,8 @@ def line_chart(label: str, series: Sequence[Series]) -> str:
         width, height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
         return _LEFT + width * x / x_ticks[-1], _TOP + height * (1 - y / y_ticks[-1])
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
+    height = HEIGHT + (_BELOW if axis else 0)
+    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">']
     for y in y_ticks:
         left, level = place(0, y)
         parts.append(f'<path class="grid" d="M{left:.1f} {level:.1f}H{WIDTH - _RIGHT}"/>')
@@ -60,12 +71,32 @@ def line_chart(label: str, series: Sequence[Series]) -> str:
         across, bottom = place(x, 0)
         parts.append(f'<text class="x" x="{across:.1f}" y="{bottom + 17:.1f}">{number(x)}</text>')
     for one in series:
-        parts += _line(one, place)
+        parts += _line(one, place, "" if axis else " s")
+    if axis:
+        parts += _names(series, axis)
     parts.append("</svg>")
     return "".join(parts)
 
 
-def _line(series: Series, place: _Placing) -> list[str]:
+def _names(series: Sequence[Series], axis: Axis) -> list[str]:
+    """The axes' names and the lines', below the chart."""
+    below = HEIGHT + _BELOW - 8
+    parts = [
+        f'<text class="x" x="{(_LEFT + WIDTH) / 2}" y="{HEIGHT + 6}">{escape(axis.across)}</text>'
+    ]
+    at = _LEFT
+    for one in (Series(axis.up + ":", "", ()), *series):
+        if one.style:
+            parts.append(
+                f'<rect class="swatch {one.style}" x="{at}" y="{below - 5}" width="12" height="3"/>'
+            )
+            at += 17
+        parts.append(f'<text x="{at}" y="{below}">{escape(one.name)}</text>')
+        at += 7 * len(one.name) + 14
+    return parts
+
+
+def _line(series: Series, place: _Placing, unit: str) -> list[str]:
     commands, is_drawing, parts = [], False, []
     for x, y in series.points:
         if y is None:
@@ -74,7 +105,7 @@ def _line(series: Series, place: _Placing) -> list[str]:
         across, level = place(x, y)
         commands.append(f"{'L' if is_drawing else 'M'}{across:.1f} {level:.1f}")
         is_drawing = True
-        tip = f"{series.name}: {number(y)} at {number(x)} s"
+        tip = f"{series.name}: {number(y)} at {number(x)}{unit}"
         parts.append(
             f'<circle class="dot {series.style}" cx="{across:.1f}" cy="{level:.1f}" r="1.8">'
             f"<title>{escape(tip)}</title></circle>"

@@ -3,10 +3,12 @@
 Reads the dict of `control.LoadTest.summary` and decides nothing.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import jinja2
 from markupsafe import Markup
@@ -18,11 +20,14 @@ Summary = Mapping[str, Any]
 
 _FOLDER = Path(__file__).parent
 _NOTHING = "–"
+# As its spans call the gateway.
+_SERVICE = "baton-gateway"
 _WORDS = {
     "ttft_ms": "time to first token",
     "itl_ms": "time between tokens",
     "e2e_ms": "whole request",
     "late_ms": "sent later than due",
+    "lag_ms": "the load generator's own lag",
     "failed_share": "failed requests",
     "goodput_share": "goodput",
     "goodput_per_s": "goodput",
@@ -69,6 +74,7 @@ def text(summary: Summary) -> str:
         f"{shown(together['goodput_per_s'])} good requests/s",
         "",
         *(_slo_line(slo) for slo in summary["slo"]),
+        *(_comparison_line(row) for row in summary["comparison"]),
         *(f"  {one['num']:5d} x {one['kind']}: {one['error']}" for one in summary["errors"]),
         *(f"  {warning}" for warning in warnings(summary)),
         "PASSED" if summary["is_kept"] else "FAILED",
@@ -77,7 +83,7 @@ def text(summary: Summary) -> str:
 
 
 def html(summary: Summary, refresh_s: int = 0) -> str:
-    """The whole page. With `refresh_s` it reloads itself, for a running test."""
+    """The whole page. With `refresh_s` it renews its content in place, for a running test."""
     template = _environment().get_template("report.html.j2")
     return template.render(
         run=summary,
@@ -86,6 +92,7 @@ def html(summary: Summary, refresh_s: int = 0) -> str:
         charts=_charts(summary),
         goodput_limits=_by_limits(summary["goodput_limits"]),
         warnings=warnings(summary),
+        trace_link=lambda request_id: trace_link(summary, request_id),
     )
 
 
@@ -99,7 +106,19 @@ def warnings(summary: Summary) -> list[str]:
         )
     if (lag_ms := generator["lag_ms"]["p99"] or 0) > 20:
         found.append(f"the load generator was {shown(lag_ms)} ms late (p99): times are too long")
+    if any(slo["name"].startswith("lag_") and not slo["is_kept"] for slo in summary["slo"]):
+        found.append("this run does not pass: what was late may have been the generator")
     return found
+
+
+def trace_link(summary: Summary, request_id: str) -> str:
+    """The page of a Jaeger that finds the request's trace; empty without a Jaeger."""
+    base = summary["traces_url"].rstrip("/")
+    if not base or not request_id:
+        return ""
+    tags = json.dumps({"baton.request_id": request_id})
+    asked = {"service": _SERVICE, "tags": tags, "lookback": "2d", "limit": "20"}
+    return f"{base}/search?{urlencode(asked)}"
 
 
 def shown(value: float | None) -> str:
@@ -142,6 +161,14 @@ def _slo_line(slo: Mapping[str, Any]) -> str:
     sign = "<=" if slo["is_upper"] else ">="
     kept = "ok  " if slo["is_kept"] else "FAIL"
     return f"{kept}  {slo['name']} {sign} {shown(slo['limit'])}: {shown(slo['actual'])}"
+
+
+def _comparison_line(row: Mapping[str, Any]) -> str:
+    told = "WORSE" if row["is_worse"] else "     "
+    return (
+        f"{told} {row['name']}: {shown(row['before'])} before, {shown(row['now'])} now "
+        f"({row['change']:+.1%})"
+    )
 
 
 def _charts(summary: Summary) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 # `ttft_p99_ms = 2000`, over all kinds of users together.
-_PERCENTILE = re.compile(r"(ttft|itl|e2e|late)_(p50|p90|p95|p99)_ms")
+_PERCENTILE = re.compile(r"(ttft|itl|e2e|late|lag)_(p50|p90|p95|p99)_ms")
+_TIMES = "ttft|itl|e2e|late|lag _ p50|p90|p95|p99 _ms"
 _AT_MOST = ("failed_share",)
 _AT_LEAST = ("goodput_share", "goodput_per_s", "output_tokens_per_s", "requests_per_s")
 
@@ -37,7 +38,7 @@ def parse_limit(name: str) -> tuple[tuple[str, ...], bool]:
     if found := _PERCENTILE.fullmatch(name):
         return (f"{found[1]}_ms", found[2]), True
     known = ", ".join((*_AT_MOST, *_AT_LEAST))
-    raise ValueError(f"[slo] {name}: knows {known}, and ttft|itl|e2e|late _ p50|p90|p95|p99 _ms")
+    raise ValueError(f"[slo] {name}: knows {known}, and {_TIMES}")
 
 
 def evaluate(slo: Mapping[str, float], summary: Mapping[str, Any]) -> list[Verdict]:

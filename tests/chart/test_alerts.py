@@ -1,37 +1,20 @@
 """Each alert fires when it should and is silent when it should be: Prometheus' own rule tests.
 
-Time is the rule tests' own. Metrics come every 15 s, and so are rules looked at.
+Time is the rule tests' own. Metrics come every 15 s, and so are rules looked at; those of the
+objectives, which look back for days, every minute.
 """
 
-import re
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from baton.wire.failures import REASONS
 from tests import needs
+from tests.chart.seeing.objective_cases import EVERY, OBJECTIVES
+from tests.chart.seeing.rule_tests import ALERTS, RULES, Case, Series, check, reasons
 
-ROOT = Path(__file__).parents[2]
-ALERTS = ROOT / "deploy" / "helm" / "baton" / "files" / "alerts.yaml"
-RULES = {rule["alert"]: rule for rule in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]}
 EVERY_S = 15
 WORKER = 'engine="0",model_name="demo"'
-# The series' values, from the start on: promtool's notation, `_xN` is N times nothing.
-Series = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Case:
-    """`fires`: by the labels of what must fire at `at`, besides the severity, its summary."""
-
-    what: str
-    series: Series
-    at: str
-    fires: tuple[tuple[dict[str, str], str], ...] = ()
 
 
 def ready(role: str, router: str = "r1") -> str:
@@ -69,6 +52,10 @@ def lost_spans(instance: str) -> str:
     return f'baton_spans_dropped_total{{reason="not_exported",instance="{instance}"}}'
 
 
+def up(component: str, instance: str) -> str:
+    return f'up{{component="{component}",instance="{instance}"}}'
+
+
 CASES: dict[str, list[Case]] = {
     "BatonNoReadyWorkers": [
         Case(
@@ -84,6 +71,29 @@ CASES: dict[str, list[Case]] = {
             "5m",
         ),
         Case("workers without prefill were never there", {ready("decode"): "2+0x40"}, "5m"),
+    ],
+    "BatonServiceGone": [
+        Case(
+            "no gateway answers",
+            {up("gateway", "g1"): "1+0x4 0+0x20", up("gateway", "g2"): "1+0x4 0+0x20"},
+            "5m",
+            (({"component": "gateway"}, "No gateway answers Prometheus any more"),),
+        ),
+        Case(
+            "its pods are no longer there",
+            {up("router", "r1"): "1+0x4 stale", up("quota", "q1"): "1+0x40"},
+            "5m",
+            (({"component": "router"}, "No router answers Prometheus any more"),),
+        ),
+        Case(
+            "one of two was replaced",
+            {
+                up("gateway", "g1"): "1+0x4 stale",
+                up("gateway", "g2"): "1+0x40",
+                up("gateway", "g3"): "_x6 1+0x40",
+            },
+            "5m",
+        ),
     ],
     "BatonRequestsFail": [
         Case(
@@ -246,6 +256,7 @@ CASES: dict[str, list[Case]] = {
             {"baton_router_quarantined_requests_total": "0+0x8 1+0x300"},
             "70m",
         ),
+        Case("none was", {"baton_router_quarantined_requests_total": "0+0x300"}, "10m"),
     ],
     "BatonBadBlocks": [
         Case(
@@ -301,51 +312,22 @@ CASES: dict[str, list[Case]] = {
 }
 
 
-def rule_test(name: str, case: Case) -> dict[str, Any]:
-    """What promtool is to check. Annotations without a figure are as the rule has them."""
-    rule = RULES[name]
-    fixed = {key: rule["annotations"][key] for key in ("description", "runbook")}
-    return {
-        "name": case.what,
-        "interval": f"{EVERY_S}s",
-        "input_series": [
-            {"series": series, "values": values} for series, values in case.series.items()
-        ],
-        "alert_rule_test": [
-            {
-                "alertname": name,
-                "eval_time": case.at,
-                "exp_alerts": [
-                    {
-                        "exp_labels": {**labels, **rule["labels"]},
-                        "exp_annotations": {"summary": summary, **fixed},
-                    }
-                    for labels, summary in case.fires
-                ],
-            }
-        ],
-    }
-
-
 @needs.prometheus
 @pytest.mark.parametrize("name", CASES)
 def test_an_alert_fires_when_it_should_and_not_otherwise(name: str, tmp_path: Path) -> None:
-    tests = {
-        "rule_files": [str(ALERTS)],
-        "evaluation_interval": f"{EVERY_S}s",
-        "tests": [rule_test(name, case) for case in CASES[name]],
-    }
-    file = tmp_path / "tests.yaml"
-    file.write_text(yaml.safe_dump(tests))
-    ran = subprocess.run(
-        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=200
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    check(name, CASES[name], tmp_path, every=f"{EVERY_S}s")
+
+
+@needs.prometheus
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_budget_that_burns_too_fast_is_told(name: str, tmp_path: Path) -> None:
+    check(name, OBJECTIVES[name], tmp_path, every=EVERY)
 
 
 def test_each_alert_has_been_seen_to_fire_and_to_be_silent() -> None:
-    assert CASES.keys() == RULES.keys()
-    for name, cases in CASES.items():
+    every_case = CASES | OBJECTIVES
+    assert every_case.keys() == RULES.keys()
+    for name, cases in every_case.items():
         assert {bool(case.fires) for case in cases} == {True, False}, name
 
 
@@ -353,5 +335,6 @@ def test_every_failure_of_ours_counts() -> None:
     ours = {reason for reason, row in REASONS.items() if row.http_status >= 500}
     # Its client did not read.
     ours -= {"client_stalled"}
-    (alternatives,) = re.findall(r'reason=~"([^"]*)"', RULES["BatonRequestsFail"]["expr"])
-    assert set(alternatives.split("|")) == ours
+    told = reasons(ALERTS.read_text())
+    assert len(told) == 2
+    assert all(one == ours for one in told)

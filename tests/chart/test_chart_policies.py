@@ -272,6 +272,7 @@ def test_a_hub_model_is_downloaded_once_for_each_storage_it_is_read_from(name: s
     jobs = {
         job["metadata"]["name"]: pod_of(job)["spec"]["volumes"]
         for job in of_kind_if_any(objects, "Job")
+        if component(job) == "download"
     }
     claims = {one["metadata"]["name"] for one in of_kind_if_any(objects, "PersistentVolumeClaim")}
     assert len(jobs) == len(claims)

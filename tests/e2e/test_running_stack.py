@@ -1,14 +1,69 @@
-"""Commands beside a running stack, and the example that the README shows."""
+"""Commands and a Prometheus beside a running stack, and the example that the README shows."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
-from tests.e2e.conftest import ROOT, Stack
+import yaml
+
+from tests import needs
+from tests.e2e.conftest import ROOT, START_TIMEOUT_S, Stack, wait_until
+from tools.dashboards.look import ALERTS, scrape_config
+from tools.dashboards.prometheus import Prometheus, running
 
 MAX_LOOKS = 5
+NO_PREFILL = ("BatonNoReadyWorkers", "prefill")
+
+
+def rules_without_patience(folder: Path) -> Path:
+    """The product's rules, which here need not hold for minutes before they fire."""
+    rules: dict[str, Any] = yaml.safe_load(ALERTS.read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            rule.pop("for", None)
+    file = folder / "rules.yaml"
+    file.write_text(yaml.safe_dump(rules))
+    return file
+
+
+def firing(prometheus: Prometheus) -> set[tuple[str, str]]:
+    """What fires, by alert and role; all rules are in order."""
+    found = prometheus.rules()
+    assert {rule["health"] for rule in found} <= {"ok", "unknown"}, found
+    return {
+        (rule["name"], alert["labels"].get("role", ""))
+        for rule in found
+        for alert in rule["alerts"]
+        if alert["state"] == "firing"
+    }
+
+
+@needs.prometheus
+def test_an_alert_fires_when_a_pool_dies_and_ends_when_it_is_back(
+    stack: Stack, tmp_path: Path
+) -> None:
+    state = stack.home.read_state()
+    assert state is not None
+    config = scrape_config(state) | {"rule_files": [str(rules_without_patience(tmp_path))]}
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    with running(tmp_path, config) as prometheus:
+
+        def has_looked() -> bool:
+            rules = prometheus.rules()
+            return bool(rules) and all(rule["health"] == "ok" for rule in rules)
+
+        wait_until(has_looked, START_TIMEOUT_S)
+        wait_until(lambda: NO_PREFILL not in firing(prometheus), START_TIMEOUT_S)
+        killed = stack.pids()["prefill-1"]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: NO_PREFILL in firing(prometheus), START_TIMEOUT_S)
+        wait_until(lambda: NO_PREFILL not in firing(prometheus), START_TIMEOUT_S)
+        assert stack.pids()["prefill-1"] != killed
 
 
 def test_a_second_stack_in_the_same_folder_is_refused_in_one_line(stack: Stack) -> None:

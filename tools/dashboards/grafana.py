@@ -2,8 +2,9 @@
 
 import json
 from typing import Any
+from urllib.parse import quote
 
-from tools.dashboards.panels import Dashboard, Panel
+from tools.dashboards.panels import OF_MODEL, OF_RELEASE, OF_WORKER, Dashboard, Panel
 
 _WIDTH = 24
 _HEIGHT = 8
@@ -39,6 +40,19 @@ _STAGES = {
     "settle": "#7c5bb8",
 }
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+# The chart puts the address of the values in its place.
+_RUNBOOKS = "https://github.com/baton-serving/baton/blob/main/docs/operations.md"
+# The traces of a panel's minutes: a query of Explore for each kind of source that Grafana may have.
+_SLOW = "1s"
+_SERVICE = "baton-gateway"
+_TRACES = {
+    "jaeger": {"queryType": "search", "service": _SERVICE, "minDuration": _SLOW, "limit": 20},
+    "tempo": {
+        "queryType": "traceql",
+        "query": f'{{resource.service.name="{_SERVICE}" && duration>{_SLOW}}}',
+        "limit": 20,
+    },
+}
 
 
 def rendered(dashboard: Dashboard) -> dict[str, Any]:
@@ -63,8 +77,8 @@ def rendered(dashboard: Dashboard) -> dict[str, Any]:
         "graphTooltip": 1,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
-        "templating": {"list": [_source_variable(), _model_variable()]},
-        "links": [_links()],
+        "templating": {"list": _variables(dashboard)},
+        "links": [_boards(), _runbook()],
         "panels": panels,
     }
 
@@ -110,6 +124,7 @@ def _defaults(panel: Panel) -> dict[str, Any]:
     defaults |= {name: value for name, value in given.items() if value is not None}
     steps = dict(panel.colours)
     if panel.kind == "timeseries":
+        defaults["links"] = _trace_links()
         defaults["custom"] = {
             "fillOpacity": 30 if panel.is_stacked else 8,
             "lineWidth": 1,
@@ -145,19 +160,35 @@ def _overrides(panel: Panel) -> list[dict[str, Any]]:
     ]
 
 
-def _source_variable() -> dict[str, Any]:
-    return {"name": "datasource", "label": "Source", "type": "datasource", "query": "prometheus"}
+def _variables(dashboard: Dashboard) -> list[dict[str, Any]]:
+    """The sources, then what to look at, from the large to the small."""
+    ready = "baton_router_ready_workers"
+    variables = [
+        _source("datasource", "Source", "prometheus"),
+        _choice("namespace", "Namespace", f"label_values({ready}, namespace)"),
+        _choice("release", "Release", f'label_values({ready}{{namespace=~"$namespace"}}, release)'),
+        _choice("model", "Model", f"label_values({ready}{{{OF_RELEASE}}}, model_name)"),
+    ]
+    panels = [panel for row in dashboard.rows.values() for panel in row]
+    if any(OF_WORKER in query for panel in panels for query in panel.queries):
+        workers = f"label_values(vllm:kv_cache_usage_perc{{{OF_MODEL}}}, instance)"
+        variables.append(_choice("instance", "Worker", workers))
+    return [*variables, *(_source(kind, f"Traces: {kind.title()}", kind) for kind in _TRACES)]
 
 
-def _model_variable() -> dict[str, Any]:
-    query = "label_values(baton_router_ready_workers, model_name)"
+def _source(name: str, label: str, kind: str) -> dict[str, Any]:
+    return {"name": name, "label": label, "type": "datasource", "query": kind}
+
+
+def _choice(name: str, label: str, query: str) -> dict[str, Any]:
+    """Any number of a label's values. `.*` also finds series without the label."""
     return {
-        "name": "model",
-        "label": "Model",
+        "name": name,
+        "label": label,
         "type": "query",
         "datasource": _SOURCE,
         "definition": query,
-        "query": {"query": query, "refId": "models"},
+        "query": {"query": query, "refId": name},
         "refresh": 2,
         "multi": True,
         "includeAll": True,
@@ -166,7 +197,30 @@ def _model_variable() -> dict[str, Any]:
     }
 
 
-def _links() -> dict[str, Any]:
+def _trace_links() -> list[dict[str, Any]]:
+    """From a panel's minutes to their slow requests."""
+    return [
+        {
+            "title": f"Requests over {_SLOW} in these minutes ({kind.title()})",
+            "url": _explore(kind, query),
+            "targetBlank": True,
+        }
+        for kind, query in _TRACES.items()
+    ]
+
+
+def _explore(kind: str, query: dict[str, Any]) -> str:
+    source = f"${{{kind}}}"
+    pane = {
+        "datasource": source,
+        "queries": [{"refId": "A", "datasource": {"type": kind, "uid": source}, **query}],
+        "range": {"from": "${__from}", "to": "${__to}"},
+    }
+    # Grafana finds its variables in the text: their signs are not encoded.
+    return "/explore?schemaVersion=1&panes=" + quote(json.dumps({"traces": pane}), safe="${}")
+
+
+def _boards() -> dict[str, Any]:
     return {
         "type": "dashboards",
         "tags": ["baton"],
@@ -174,6 +228,16 @@ def _links() -> dict[str, Any]:
         "asDropdown": True,
         "keepTime": True,
         "includeVars": True,
+    }
+
+
+def _runbook() -> dict[str, Any]:
+    return {
+        "type": "link",
+        "title": "Runbook",
+        "url": f"{_RUNBOOKS}#metrics-by-question",
+        "icon": "doc",
+        "targetBlank": True,
     }
 
 

@@ -34,8 +34,9 @@ _NUM_RECORDED = 3
 
 
 def substituted(query: str, rate_interval: str = _RATE_INTERVAL) -> str:
-    """The query with Grafana's variables set as for all models."""
-    return query.replace("$__rate_interval", rate_interval).replace("$model", ".*")
+    """The query with Grafana's variables set as for all that there is."""
+    every = re.sub(r"\$(?:namespace|release|model|instance)\b", ".*", query)
+    return every.replace("$__rate_interval", rate_interval)
 
 
 def dashboards() -> dict[str, dict[str, Any]]:

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 
-OF_MODEL = 'model_name=~"$model"'
+# A Prometheus without these labels has them as empty ones, which ".*" matches.
+OF_RELEASE = 'namespace=~"$namespace",release=~"$release"'
+OF_MODEL = f'{OF_RELEASE},model_name=~"$model"'
+OF_WORKER = f'{OF_MODEL},instance=~"$instance"'
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,14 @@ def rate(metric: str, *by: str, labels: str = OF_MODEL) -> str:
     return _summed(f"rate({metric}{{{labels}}}[$__rate_interval])", by)
 
 
-def since_start(metric: str, *by: str, labels: str = "") -> str:
+def of_release(labels: str) -> str:
+    """The labels of a selector, and those of the chosen releases."""
+    return f"{OF_RELEASE},{labels}"
+
+
+def since_start(metric: str, *by: str, labels: str = OF_RELEASE) -> str:
     """A count of rare events: `rate` misses the first event of a series."""
-    return _summed(f"{metric}{{{labels}}}" if labels else metric, by)
+    return _summed(f"{metric}{{{labels}}}", by)
 
 
 def mean(histogram: str, *by: str, labels: str = OF_MODEL) -> str:

@@ -6,10 +6,12 @@ schedule below; above, the longer time that a time is a part of. First token and
 the answer, and the answers to one user, who waits for each, are a part of the run.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from baton.localstack.ports import free_ports
 from loadtest.cost import paced_server
 from loadtest.paced_server import COUNT_PATH
 
@@ -45,6 +48,8 @@ tpot_ms = 60000
 [slo]
 failed_share = 0
 goodput_share = 1
+# The machine may be busy: what is measured is right all the same.
+lag_p99_ms = 60000
 """
 NUM_REPLAYED, REPLAY_GAP_MS, REPLAY_SPEED = 40, 50, 2
 REPLAY = f"""
@@ -145,6 +150,54 @@ def test_a_replay_is_sent_when_it_is_due_by_all_workers_together(tmp_path: Path,
     assert late["num_requests"] == NUM_REPLAYED
     assert run["all"]["ttft_ms"]["p50"] >= TTFT_MS
     assert any(f"{NUM_REPLAYED} requests, 2 times as fast" in note for note in run["notes"])
+
+
+def test_the_web_page_ends_with_its_test_which_is_compared_with_an_earlier_one(
+    tmp_path: Path, url: str
+) -> None:
+    (tmp_path / "test.toml").write_text(SCENARIO)
+    earlier = {"scenario": "test", "all": {"ttft_ms": {"p50": 1.0}}}
+    (tmp_path / "earlier.json").write_text(json.dumps(earlier))
+    (port,) = free_ports(1)
+    command = [
+        sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest" / "locustfile.py"),
+        "--host", url, "--scenario", str(tmp_path / "test.toml"), "--only-summary",
+        "--report", str(tmp_path / "report"), "--baseline", str(tmp_path / "earlier.json"),
+        "--autostart", "--web-host", "127.0.0.1", "--web-port", str(port),
+    ]  # fmt: skip
+    page = f"http://127.0.0.1:{port}/latency"
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as locust:
+        try:
+            seen_by_badge = [read_until(page, badge) for badge in (">running<", ">failed</span>")]
+            first_page = read_until(page.removesuffix("/latency"), "<body>")
+        finally:
+            locust.terminate()
+    assert ["replaceWith" in text for text in seen_by_badge] == [True, False]
+    assert "http-equiv" not in "".join(seen_by_badge)
+    assert "TOK/S tokens a second" in first_page
+    assert "position:fixed" not in first_page
+    run = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert [(row["name"], row["is_worse"]) for row in run["comparison"]] == [("ttft_p50_ms", True)]
+    assert run["all"]["requests"] > 0
+    assert run["is_kept"] is False
+    assert len(run["slowest_requests"]) == min(10, run["kinds"][-1]["requests"])
+
+
+def read_until(url: str, text: str) -> str:
+    """The page, once it has the text."""
+    deadline_s = time.monotonic() + 200
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
+            if text in (page := answer.read().decode()):
+                return page
+        time.sleep(0.05)
+    raise TimeoutError(f"{url} never had {text}")
+
+
+def test_kinds_that_nobody_was_are_named(tmp_path: Path, url: str) -> None:
+    _, run = run_locust(tmp_path, url, SCENARIO, "--users", "1")
+    [note] = [note for note in run["notes"] if "no request of" in note]
+    assert "leaver: 1 users are too few for the weights, --users 6 has all" in note
 
 
 def test_a_worker_that_is_told_of_users_builds_locusts_parser_once() -> None:

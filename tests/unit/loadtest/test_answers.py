@@ -45,6 +45,27 @@ def test_rates_go_by_the_servers_count() -> None:
     assert answer.tpot_s == pytest.approx(0.1)
 
 
+def test_a_streams_speed_is_of_the_tokens_after_the_first() -> None:
+    assert whole_answer().tokens_per_s == pytest.approx(3 / 0.3)
+
+
+def test_an_answer_that_was_read_all_at_once_has_no_speed() -> None:
+    """By what separates lines of one read it would be 100,000 tokens a second."""
+    answer = StreamedAnswer(origin_s=10.0)
+    for number in range(100):
+        answer.feed(text("a"), 10.5 + number * 1e-6)
+    answer.feed(USAGE, 10.5002)
+    assert answer.tokens_per_s is None
+
+
+def test_tokens_that_came_with_the_first_one_take_no_part_in_the_speed() -> None:
+    answer = StreamedAnswer(origin_s=10.0)
+    for at_s in (10.5, 10.5001, 11.5, 12.5):
+        answer.feed(text("a"), at_s)
+    answer.feed(USAGE, 12.6)
+    assert answer.tokens_per_s == pytest.approx(1.0)
+
+
 def test_tokens_without_text_take_their_time_too() -> None:
     answer = StreamedAnswer(origin_s=10.0)
     answer.feed(text("a"), 10.5)

@@ -1,9 +1,12 @@
 """Kinds of users, conversations, and how both are cut to a model's room."""
 
 import random
+from dataclasses import replace
 
 import pytest
+from tokenizers import Tokenizer
 
+from baton.demo_model import demo_model_path
 from loadtest.deployment import Deployment, DeploymentError, fit, inspect
 from loadtest.workloads import KINDS, Conversation, UserKind, Writer
 
@@ -79,6 +82,17 @@ def test_what_does_not_fit_is_cut_by_one_factor_and_says_so() -> None:
     assert cut.first_turn_tokens <= SMALL.room(num_messages=2)
     assert cut.document_tokens == pytest.approx(6 * cut.system_tokens, rel=0.05)
     assert note.startswith("rag: 800 tokens do not fit into 400; system_tokens 100 -> ")
+
+
+def test_a_model_whose_words_vary_in_length_keeps_some_room_free() -> None:
+    varied = replace(SMALL, tokens_per_word=1.2)
+    assert varied.room(num_messages=1) < 0.98 * SMALL.room(num_messages=1)
+
+
+def test_each_word_is_one_token_of_the_demo_model() -> None:
+    tokenizer = Tokenizer.from_file(str(demo_model_path() / "tokenizer.json"))
+    words = Writer().text("calibration", 500).split()
+    assert all(len(tokenizer.encode(f" {word}").ids) == 1 for word in words)
 
 
 def served(path: str, body: dict | None) -> dict:

@@ -1,6 +1,14 @@
 """The dashboard of the whole fleet."""
 
-from tools.dashboards.panels import OF_MODEL, Dashboard, Panel, quantiles, rate, since_start
+from tools.dashboards.panels import (
+    OF_MODEL,
+    OF_RELEASE,
+    Dashboard,
+    Panel,
+    quantiles,
+    rate,
+    since_start,
+)
 
 FLEET = Dashboard(
     "baton-fleet",
@@ -27,9 +35,8 @@ FLEET = Dashboard(
                 {
                     rate("vllm:request_success_total", "finished_reason"): "{{finished_reason}}",
                     rate("baton_gateway_failed_requests_total", "reason"): "failed: {{reason}}",
-                    rate("baton_gateway_refused_requests_total", "reason", labels="") + " > 0": (
-                        "refused: {{reason}}"
-                    ),
+                    rate("baton_gateway_refused_requests_total", "reason", labels=OF_RELEASE)
+                    + " > 0": ("refused: {{reason}}"),
                 },
                 "reqps",
                 is_stacked=True,
@@ -49,7 +56,7 @@ FLEET = Dashboard(
                 "Open requests",
                 "In the gateways, waiting in the routers' queues, and running in batches.",
                 {
-                    "sum(baton_gateway_open_requests)": "in gateways",
+                    f"sum(baton_gateway_open_requests{{{OF_RELEASE}}})": "in gateways",
                     f"sum(baton_router_queue_requests{{{OF_MODEL}}})": "queued in the router",
                     f"sum(vllm:num_requests_running{{{OF_MODEL}}})": "running",
                     f"sum(baton_num_requests_parked{{{OF_MODEL}}})": "parked: their readers stall",
@@ -60,8 +67,9 @@ FLEET = Dashboard(
                 "Ready workers",
                 "As the routers see them: registered, reporting, neither draining nor ejected.",
                 {
-                    f"max by (model_name, role) (baton_router_ready_workers{{{OF_MODEL}}})": (
-                        "{{model_name}} {{role}}"
+                    "max by (namespace, release, model_name, role) "
+                    f"(baton_router_ready_workers{{{OF_MODEL}}})": (
+                        "{{model_name}} {{role}} {{namespace}} {{release}}"
                     )
                 },
                 kind="stat",
@@ -81,7 +89,7 @@ FLEET = Dashboard(
             Panel(
                 "Pause of a moved stream",
                 "From the loss to the next token.",
-                quantiles("baton_gateway_move_seconds", labels=""),
+                quantiles("baton_gateway_move_seconds", labels=OF_RELEASE),
                 "s",
             ),
             Panel(
@@ -91,7 +99,9 @@ FLEET = Dashboard(
                 {
                     # Every router counts all that it sees.
                     f"max by (cause) (baton_router_ejections_total{{{OF_MODEL}}})": "{{cause}}",
-                    "max(baton_router_quarantined_requests_total)": "requests quarantined",
+                    f"max(baton_router_quarantined_requests_total{{{OF_RELEASE}}})": (
+                        "requests quarantined"
+                    ),
                     since_start("baton_core_stalls_total"): "cores that stood still",
                 },
                 decimals=0,
@@ -99,7 +109,7 @@ FLEET = Dashboard(
             Panel(
                 "Violations",
                 "Invariants that were violated. Each is a log line with an id.",
-                {"sum by (check) (baton_audit_violations_total)": "{{check}}"},
+                {f"sum by (check) (baton_audit_violations_total{{{OF_RELEASE}}})": "{{check}}"},
                 kind="stat",
                 decimals=0,
                 colours={1: "red"},

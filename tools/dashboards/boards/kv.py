@@ -1,6 +1,16 @@
 """The dashboard of the KV cache and its handoffs."""
 
-from tools.dashboards.panels import OF_MODEL, Dashboard, Panel, mean, rate, since_start
+from tools.dashboards.panels import (
+    OF_MODEL,
+    OF_RELEASE,
+    OF_WORKER,
+    Dashboard,
+    Panel,
+    mean,
+    of_release,
+    rate,
+    since_start,
+)
 
 KV = Dashboard(
     "baton-kv",
@@ -11,7 +21,7 @@ KV = Dashboard(
             Panel(
                 "Blocks in use",
                 "Share of each worker's KV pool.",
-                {f"vllm:kv_cache_usage_perc{{{OF_MODEL}}}": "{{instance}}"},
+                {f"vllm:kv_cache_usage_perc{{{OF_WORKER}}}": "{{instance}}"},
                 "percentunit",
                 most=1,
                 limit=0.95,
@@ -20,7 +30,7 @@ KV = Dashboard(
                 "Blocks promised",
                 "To requests that wait for prefill, as a share of the pool.",
                 {
-                    f"baton_kv_blocks_promised{{{OF_MODEL}}} / baton_kv_blocks{{{OF_MODEL}}}": (
+                    f"baton_kv_blocks_promised{{{OF_WORKER}}} / baton_kv_blocks{{{OF_WORKER}}}": (
                         "{{instance}}"
                     )
                 },
@@ -30,7 +40,7 @@ KV = Dashboard(
             Panel(
                 "Batch",
                 "Mean number of sequences computed together in a step.",
-                {mean("baton_step_batch_size", "instance"): "{{instance}}"},
+                {mean("baton_step_batch_size", "instance", labels=OF_WORKER): "{{instance}}"},
             ),
         ],
         "Prefix cache": [
@@ -53,16 +63,16 @@ KV = Dashboard(
             Panel(
                 "Preemptions",
                 "Sequences that lost their blocks and are computed again.",
-                {rate("vllm:num_preemptions_total", "instance"): "{{instance}}"},
+                {rate("vllm:num_preemptions_total", "instance", labels=OF_WORKER): "{{instance}}"},
                 "ops",
             ),
             Panel(
                 "Queued prefill",
                 "What waits for or is in prefill, at the measured rates of the pool.",
                 {
-                    "max by (model_name, role) "
+                    "max by (namespace, release, model_name, role) "
                     f"(baton_router_queued_prefill_seconds{{{OF_MODEL}}})": (
-                        "{{model_name}} {{role}}"
+                        "{{model_name}} {{role}} {{namespace}} {{release}}"
                     )
                 },
                 "s",
@@ -75,7 +85,9 @@ KV = Dashboard(
                 "Received KV blocks, by transport.",
                 {
                     rate(
-                        "baton_handoff_bytes_total", "transport", labels='direction="received"'
+                        "baton_handoff_bytes_total",
+                        "transport",
+                        labels=of_release('direction="received"'),
                     ): "{{transport}}"
                 },
                 "Bps",
@@ -84,9 +96,9 @@ KV = Dashboard(
                 "Transfers that ended",
                 "By outcome, seen from both sides.",
                 {
-                    rate("baton_handoff_transfers_total", "direction", "outcome", labels=""): (
-                        "{{direction}} {{outcome}}"
-                    )
+                    rate(
+                        "baton_handoff_transfers_total", "direction", "outcome", labels=OF_RELEASE
+                    ): ("{{direction}} {{outcome}}")
                 },
                 "ops",
             ),

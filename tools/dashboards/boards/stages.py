@@ -1,6 +1,6 @@
 """The dashboard of a request's stages, and of its picks."""
 
-from tools.dashboards.panels import Dashboard, Panel, mean, quantile, quantiles, rate
+from tools.dashboards.panels import OF_RELEASE, Dashboard, Panel, mean, quantile, quantiles, rate
 
 STAGES = Dashboard(
     "baton-stages",
@@ -80,7 +80,7 @@ STAGES = Dashboard(
             Panel(
                 "Cancel to blocks free",
                 "95th percentile on the workers, by what the cancel ended.",
-                {quantile(0.95, "baton_cancel_seconds", "phase", labels=""): "{{phase}}"},
+                {quantile(0.95, "baton_cancel_seconds", "phase", labels=OF_RELEASE): "{{phase}}"},
                 "s",
             ),
         ],

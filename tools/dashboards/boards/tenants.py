@@ -1,10 +1,12 @@
 """The dashboard of the tenants."""
 
-from tools.dashboards.panels import Dashboard, Panel, rate, since_start
+from tools.dashboards.panels import OF_RELEASE, Dashboard, Panel, of_release, rate, since_start
 
 _BUSY, _UNBILLED = (
-    rate(f"baton_engine_{part}_seconds", labels="") for part in ("busy", "unbilled")
+    rate(f"baton_engine_{part}_seconds", labels=OF_RELEASE) for part in ("busy", "unbilled")
 )
+
+_OF_GATEWAYS = of_release('component="gateway"')
 
 TENANTS = Dashboard(
     "baton-tenants",
@@ -17,7 +19,11 @@ TENANTS = Dashboard(
                 "Settled prompt and output tokens.",
                 {
                     "topk(12, "
-                    + rate("baton_quota_tenant_tokens_total", "tenant", labels='kind!="cached"')
+                    + rate(
+                        "baton_quota_tenant_tokens_total",
+                        "tenant",
+                        labels=of_release('kind!="cached"'),
+                    )
                     + " > 0)": "{{tenant}}"
                 },
                 "short",
@@ -27,11 +33,17 @@ TENANTS = Dashboard(
                 "Prompt tokens served from caches",
                 "Share of each tenant's prompt tokens that came from the prefix cache.",
                 {
-                    rate("baton_quota_tenant_tokens_total", "tenant", labels='kind="cached"')
-                    + " / "
-                    + rate("baton_quota_tenant_tokens_total", "tenant", labels='kind="prompt"'): (
-                        "{{tenant}}"
+                    rate(
+                        "baton_quota_tenant_tokens_total",
+                        "tenant",
+                        labels=of_release('kind="cached"'),
                     )
+                    + " / "
+                    + rate(
+                        "baton_quota_tenant_tokens_total",
+                        "tenant",
+                        labels=of_release('kind="prompt"'),
+                    ): ("{{tenant}}")
                 },
                 "percentunit",
                 most=1,
@@ -44,7 +56,9 @@ TENANTS = Dashboard(
                 {
                     "topk(12, "
                     + rate(
-                        "baton_quota_tenant_engine_seconds_total", "tenant", labels='kind!="wasted"'
+                        "baton_quota_tenant_engine_seconds_total",
+                        "tenant",
+                        labels=of_release('kind!="wasted"'),
                     )
                     + " > 0)": "{{tenant}}"
                 },
@@ -57,7 +71,7 @@ TENANTS = Dashboard(
                 {
                     f"{_BUSY} - {_UNBILLED}": "for requests",
                     _UNBILLED: "unbilled",
-                    f"{rate('baton_engine_uptime_seconds', labels='')} - {_BUSY}": "idle",
+                    f"{rate('baton_engine_uptime_seconds', labels=OF_RELEASE)} - {_BUSY}": "idle",
                 },
                 is_stacked=True,
             ),
@@ -67,11 +81,15 @@ TENANTS = Dashboard(
                 "or preempted.",
                 {
                     rate(
-                        "baton_quota_tenant_engine_seconds_total", "tenant", labels='kind="wasted"'
+                        "baton_quota_tenant_engine_seconds_total",
+                        "tenant",
+                        labels=of_release('kind="wasted"'),
                     )
                     + " / "
                     + rate(
-                        "baton_quota_tenant_engine_seconds_total", "tenant", labels='kind!="wasted"'
+                        "baton_quota_tenant_engine_seconds_total",
+                        "tenant",
+                        labels=of_release('kind!="wasted"'),
                     ): "{{tenant}}"
                 },
                 "percentunit",
@@ -85,7 +103,9 @@ TENANTS = Dashboard(
                 {
                     "topk(12, "
                     + rate(
-                        "baton_quota_tenant_requests_total", "tenant", labels='outcome="granted"'
+                        "baton_quota_tenant_requests_total",
+                        "tenant",
+                        labels=of_release('outcome="granted"'),
                     )
                     + " > 0)": "{{tenant}}"
                 },
@@ -99,7 +119,7 @@ TENANTS = Dashboard(
                         "baton_quota_tenant_requests_total",
                         "tenant",
                         "outcome",
-                        labels='outcome!="granted"',
+                        labels=of_release('outcome!="granted"'),
                     ): "{{tenant}}: {{outcome}}"
                 },
                 "reqps",
@@ -111,9 +131,9 @@ TENANTS = Dashboard(
                 "Since the service started: their gateway died or lost its way to it.",
                 {
                     since_start("baton_quota_lapsed_leases_total"): "lapsed",
-                    since_start("baton_quota_renewals_total", "state", labels='state!="held"'): (
-                        "renewal {{state}}"
-                    ),
+                    since_start(
+                        "baton_quota_renewals_total", "state", labels=of_release('state!="held"')
+                    ): ("renewal {{state}}"),
                 },
                 decimals=0,
             ),
@@ -121,7 +141,7 @@ TENANTS = Dashboard(
                 "Usage records in outboxes",
                 "They wait in a gateway for the quota service.",
                 {
-                    'max by (instance) (baton_gateway_outbox_records{component="gateway"})': (
+                    f"max by (instance) (baton_gateway_outbox_records{{{_OF_GATEWAYS}}})": (
                         "{{instance}}"
                     )
                 },
@@ -131,13 +151,17 @@ TENANTS = Dashboard(
             Panel(
                 "Usage records archived",
                 "Taken from Redis into the archive's files.",
-                {rate("baton_quota_archived_records_total", "outcome", labels=""): "{{outcome}}"},
+                {
+                    rate(
+                        "baton_quota_archived_records_total", "outcome", labels=OF_RELEASE
+                    ): "{{outcome}}"
+                },
                 "ops",
             ),
             Panel(
                 "Calls without an answer",
                 "From Redis, by call. Empty when all is well.",
-                {rate("baton_quota_store_failures_total", "call", labels=""): "{{call}}"},
+                {rate("baton_quota_store_failures_total", "call", labels=OF_RELEASE): "{{call}}"},
                 "ops",
             ),
         ],

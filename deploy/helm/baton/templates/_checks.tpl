@@ -73,6 +73,9 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- if and .Values.httpRoute.enabled .Values.envoy.enabled .Values.envoy.tlsSecret }}
 {{- fail "httpRoute leads to Envoy over plain HTTP, which envoy.tlsSecret switches off: the Gateway ends the clients' TLS; leave envoy.tlsSecret empty, or set envoy.enabled: false" }}
 {{- end }}
+{{- if and .Values.loadtest.enabled .Values.envoy.enabled .Values.envoy.tlsSecret (not .Values.loadtest.url) }}
+{{- fail "loadtest: envoy.tlsSecret's certificate is for another name than the Service's; say it in loadtest.url, as https://..." }}
+{{- end }}
 {{- with .Values.gateway.autoscaling }}
 {{- if gt (int .minReplicas) (int .maxReplicas) }}
 {{- fail "gateway.autoscaling: minReplicas is above maxReplicas" }}

@@ -1,13 +1,17 @@
 """Counted values to percentiles, rates and pages."""
 
 import json
+import re
 from collections import Counter
+from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from loadtest.reporting import charts, report, summary, verdict
+from loadtest.reporting import baseline, charts, report, summary, verdict
 from loadtest.reporting.summary import (
     GENERATOR,
     GOODPUT,
@@ -140,6 +144,19 @@ def run_summary(**changes: Any) -> dict[str, Any]:
                 "stages": [stage],
             }
         ],
+        "slowest_requests": [
+            {
+                "kind": "chat",
+                "request_id": "req_9",
+                "e2e_ms": 99.0,
+                "ttft_ms": 5.0,
+                "input_tokens": 40,
+                "output_tokens": 18,
+                "stages": [stage],
+            }
+        ],
+        "traces_url": "",
+        "comparison": [],
         "errors": [{"kind": "chat", "error": "status 429", "num": 1}],
         "generator": {"lag_ms": {"p50": 0.1, "p99": 30.0}, "max_cpu_percent": 12.0},
         **changes,
@@ -166,8 +183,62 @@ def test_the_page_needs_nothing_from_elsewhere_and_escapes() -> None:
     assert "baton trace req_1" in page
     assert "status 429" in page
     assert "was 30 ms late" in page
-    assert "http-equiv" not in page
-    assert "http-equiv" in report.html(run_summary(), refresh_s=3)
+    assert "passed" in report.html(run_summary(is_kept=True))
+
+
+def test_a_page_of_a_running_test_is_renewed_in_place_and_one_of_an_ended_test_is_not() -> None:
+    running = report.html(run_summary(), refresh_s=3)
+    assert ">running<" in running
+    assert "replaceWith" in running
+    for page in (running, report.html(run_summary())):
+        assert "http-equiv" not in page  # that would jump to the top
+    assert ">running<" not in report.html(run_summary())
+
+
+def test_the_slowest_requests_lead_to_their_traces() -> None:
+    assert "baton trace ID" in report.html(run_summary())
+    page = report.html(run_summary(traces_url="http://jaeger:16686/"))
+    (link,) = re.findall(r'href="([^"]*)"', page)
+    asked = parse_qs(urlsplit(unescape(link)).query)
+    assert json.loads(asked["tags"][0]) == {"baton.request_id": "req_9"}
+    assert "queue, 5 ms (server)" in page
+
+
+def test_a_generator_that_was_late_is_told_and_does_not_pass() -> None:
+    late = verdict.evaluate({"lag_p99_ms": 100}, {"lag_ms": {"p99": 150.0}})
+    run = run_summary(slo=[verdict.as_dict(one) for one in late])
+    assert not late[0].is_kept
+    assert "this run does not pass" in report.html(run)
+    assert "FAIL  lag_p99_ms <= 100: 150" in report.text(run)
+
+
+def test_no_header_of_the_page_is_empty() -> None:
+    page = report.html(run_summary(comparison=baseline.compare(OLD, run_summary(), 0.1)))
+    assert "<th></th>" not in page
+    assert "worse" in page
+
+
+OLD = {"all": {"ttft_ms": {"p50": 100.0}, "goodput_per_s": 1.0, "failed_share": 0.3}}
+
+
+def test_what_became_worse_than_the_tolerance_is_told() -> None:
+    now = {"all": {"ttft_ms": {"p50": 115.0}, "goodput_per_s": 0.8, "failed_share": 0.35}}
+    worse = {row["name"]: row["is_worse"] for row in baseline.compare(OLD, now, 0.1)}
+    assert worse == {"ttft_p50_ms": True, "goodput_per_s": True, "failed_share": False}
+    better = {"all": {"ttft_ms": {"p50": 50.0}, "goodput_per_s": 2.0, "failed_share": 0.0}}
+    assert not any(row["is_worse"] for row in baseline.compare(OLD, better, 0.1))
+
+
+def test_a_baseline_of_another_load_is_told() -> None:
+    told = baseline.differences({"scenario": "mixed", "model": "a"}, {"scenario": "mixed"})
+    assert told == ["the baseline had another model: a"]
+
+
+def test_a_baseline_that_is_no_report_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[]")
+    for name in ("x.json", "none.json"):
+        with pytest.raises(baseline.BaselineError, match=name):
+            baseline.read(tmp_path / name)
 
 
 def test_the_page_tells_limits_in_words_and_units() -> None:

@@ -29,6 +29,9 @@ container's; without it, all ports. `from` and `to` are components; `dns`, `api`
 {{- end }}
 - {from: download, to: hub}
 - {from: test, to: {{ include "baton.way-in" . }}, port: 8080}
+{{- if not .Values.loadtest.url }}
+- {from: loadtest, to: {{ include "baton.way-in" . }}, port: 8080}
+{{- end }}
 {{- range tuple "envoy" "edge" "gateway" "quota" "tokenizer" "router" "prefill" "decode" }}
 - {from: {{ . }}, to: otlp}
 {{- end }}
