@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from prometheus_client import REGISTRY
+from prometheus_client.exposition import choose_encoder
 
 from baton.runtime.listening_socket import listening_socket
 
@@ -47,7 +48,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.server.relay is not None:
             self._answer(*self.server.relay(self.path))
         elif self.path == "/metrics":
-            self._answer(200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY))
+            # OpenMetrics, with exemplars, for whoever asks for it.
+            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+            self._answer(200, content_type, encode(REGISTRY))
         else:
             self._answer_page()
 

@@ -196,7 +196,7 @@ function ruler(total) {
 }
 
 function summaryOf(spans) {
-  const root = spans.find((span) => span.name === "gateway.request");
+  const root = spans.find((span) => span.service === "gateway" && span.attributes["baton.outcome"]);
   if (!root) return "its gateway has not reported its end";
   const own = root.attributes;
   const attempts = own["baton.num_attempts"];

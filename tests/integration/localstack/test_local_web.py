@@ -63,8 +63,9 @@ def span(span_id: str, parent: str, name: str, service: str, start_ms: int, end_
 def moved() -> list[StoredSpan]:
     """A request whose first decode worker was lost in mid-stream."""
     lost = {"baton.lost.worker_id": "decode-1", "baton.lost.reason": "worker_lost"}
+    whole = {"baton.num_attempts": "2", "baton.outcome": "stop"}
     rows = [
-        ("a", "", "gateway.request", "gateway", 0, 3000, {"baton.num_attempts": "2"}),
+        ("a", "", "chat demo", "gateway", 0, 3000, whole),
         ("b", "a", "decode", "decode_worker", 20, 900, {"baton.worker_id": "decode-1"}),
         ("c", "a", "move", "gateway", 900, 1400, lost),
         (
@@ -95,7 +96,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with SpanStore(home.spans) as store:
         store.add(
             [
-                span("a", "", "gateway.request", "gateway", 0, 100),
+                span("a", "", "chat demo", "gateway", 0, 100),
                 span("b", "a", "decode", "decode-1", 20, 90),
                 span("c", "b", "prefill.compute", "prefill-1", 25, 40),
                 *moved(),
@@ -144,7 +145,7 @@ def test_the_fleet_its_requests_and_a_waterfall_are_told(page: str) -> None:
     took_s = {row["request_id"]: row["seconds"] for row in recent}
     assert took_s == {"req-done": 0.1, "req-moved": 3}
     assert [each["name"] for each in get(f"{page}/api/requests/req-done")] == [
-        "gateway.request", "decode", "prefill.compute",
+        "chat demo", "decode", "prefill.compute",
     ]  # fmt: skip
 
 
