@@ -21,7 +21,7 @@ from baton.worker.deps import WorkerDeps
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.gateway_link import GatewayLink
 
-# The gateway asks for another worker then (decision 4).
+# The gateway asks for another worker then (decision 0004).
 _REFUSALS = ("no_room", "prefill_refused")
 
 _log = logs.get("decode_worker.attempt")

@@ -64,7 +64,7 @@ class RequestUsage:
     choices: Sequence[ChoiceText] = ()
     # What a worker was asked to do, also where it had no room. Each has this number as its epoch.
     num_submits: int = 0
-    # Of those the refusals for room, which are no attempts (decision 4).
+    # Of those the refusals for room, which are no attempts (decision 0004).
     num_refusals: int = 0
     # Attempts that failed: they may have computed blocks.
     num_failed_attempts: int = 0

@@ -18,6 +18,7 @@ from tests import needs
 from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
 
 pytestmark = needs.jaeger
+# It refuses a search for more traces than it keeps; without a limit one asks for 100.
 MAX_TRACES = 50
 PATIENCE_S = 60.0
 CLIENT = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -52,11 +53,11 @@ class Jaeger(NamedTuple):
     api: str
 
     def get(self, path: str) -> Any:
-        """What its API answers; None where it has nothing yet."""
+        """The list that its API answers, which is null while it is empty; None without an answer."""
         try:
             with urllib.request.urlopen(f"{self.api}{path}", timeout=PATIENCE_S) as answer:
-                return json.load(answer)["data"]
-        except (urllib.error.HTTPError, ConnectionError, urllib.error.URLError):
+                return json.load(answer)["data"] or []
+        except (urllib.error.URLError, ConnectionError):
             return None
 
     def until(self, path: str, num: int) -> Any:
@@ -123,7 +124,7 @@ def test_the_story_of_a_request_is_in_its_trace(sending: Jaeger) -> None:
 
     simulate(scenario)
     telemetry.shutdown()
-    (trace,) = sending.until("/traces?service=baton-gateway&lookback=10h&limit=1", 1)
+    (trace,) = sending.until(f"/traces?service=baton-gateway&limit={MAX_TRACES}", 1)
     (process,) = trace["processes"].values()
     assert process["serviceName"] == "baton-gateway"
     assert {"service.namespace", "service.version", "service.instance.id"} <= {
@@ -168,7 +169,7 @@ def test_a_failed_request_is_there_although_it_was_not_sampled(
 
     simulate(scenario)
     telemetry.shutdown()
-    (trace,) = sending.until("/traces?service=baton-failing&lookback=10h", 1)
+    (trace,) = sending.until(f"/traces?service=baton-failing&limit={MAX_TRACES}", 1)
     (span,) = trace["spans"]
     told = tags(span)
     assert (told["baton.kept"], told["error"], told["error.type"]) == (
@@ -180,7 +181,10 @@ def test_a_failed_request_is_there_although_it_was_not_sampled(
 
 def test_jaeger_keeps_no_more_traces_than_it_may_and_still_answers(sending: Jaeger) -> None:
     telemetry.setup("many")
-    for number in range(4 * MAX_TRACES):
-        telemetry.start_span("work", request_id=f"r{number}").end()
+    sent = [telemetry.start_span("work", request_id=f"r{n}") for n in range(4 * MAX_TRACES)]
+    for span in sent:
+        span.end()
     telemetry.shutdown()
-    assert len(sending.until("/traces?service=baton-many&lookback=1h&limit=1000", 1)) <= MAX_TRACES
+    found = sending.until(f"/traces?service=baton-many&limit={MAX_TRACES}", MAX_TRACES)
+    assert len(found) == MAX_TRACES
+    assert sum(sending.get(f"/traces/{span.trace_id}") is not None for span in sent) == MAX_TRACES

@@ -97,6 +97,31 @@ def test_a_move_links_the_attempt_that_was_lost_and_the_one_that_goes_on() -> No
     assert picks[1] == move.context.span_id
 
 
+def test_the_trace_of_a_moved_request_is_kept_without_sampling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    exporter = InMemorySpanExporter()
+    telemetry.setup("gateway", SimpleSpanProcessor(exporter))
+
+    async def scenario(fleet: Fleet) -> None:
+        say_everywhere(fleet, TEXT)
+        await moved(fleet, 3, max_tokens=300)
+        # The workers were told the ids under which the gateway's span is found.
+        (span,) = exporter.get_finished_spans()
+        assert span.attributes is not None
+        assert (span.attributes["baton.kept"], span.attributes["baton.num_attempts"]) == (
+            "moved",
+            2,
+        )
+        (second,) = fleet.workers["w2"].submits
+        assert second.traceparent.split("-")[1] == f"{span.context.trace_id:032x}"
+
+    simulate(scenario, limits=Limits(slow_first_token_s=0))
+    monkeypatch.undo()
+    telemetry.setup("gateway")
+
+
 @AFTER_TOKENS
 def test_a_request_that_moved_is_billed_as_if_it_had_not(num_tokens: int) -> None:
     async def scenario(fleet: Fleet) -> None:
