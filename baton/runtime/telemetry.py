@@ -4,8 +4,8 @@ A span is built only when its trace is sampled. Otherwise `start_span` returns a
 nothing and still passes the trace context on. Export is OTLP over gRPC, batched, to
 `OTEL_EXPORTER_OTLP_ENDPOINT`; without that variable nothing is exported. https:// is TLS, with the
 authorities of `OTEL_EXPORTER_OTLP_CERTIFICATE` or the public ones. The headers of
-`OTEL_EXPORTER_OTLP_HEADERS` are added (otlp/span_headers.py). Spans carry ids, counts and reasons, never
-text. docs/telemetry.md lists names and attributes.
+`OTEL_EXPORTER_OTLP_HEADERS` are added (otlp/span_headers.py). Spans carry ids, counts and reasons,
+never text. docs/telemetry.md lists names and attributes.
 
 A trace that was not sampled can still be kept by its first process when it ends: `kept_root` builds
 the root's span then, under the ids that were passed on meanwhile (decision 0090).

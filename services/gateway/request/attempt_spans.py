@@ -4,8 +4,8 @@
     wait for room   from the first refusal for room until a worker takes the request
     move            a migration, with links to the attempt that was lost and to the next one
 
-A refusal for room is no attempt (decision 0004) and no failure: it has no span of its own. The picks
-that follow it stand below the wait. Nothing here decides anything.
+A refusal for room is no attempt (decision 0004) and no failure: it has no span of its own. The
+picks that follow it stand below the wait. Nothing here decides anything.
 """
 
 from opentelemetry.trace import SpanKind

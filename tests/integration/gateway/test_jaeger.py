@@ -53,7 +53,7 @@ class Jaeger(NamedTuple):
     api: str
 
     def get(self, path: str) -> Any:
-        """The list that its API answers, which is null while it is empty; None without an answer."""
+        """The list that its API answers (null where it is empty); None without an answer."""
         try:
             with urllib.request.urlopen(f"{self.api}{path}", timeout=PATIENCE_S) as answer:
                 return json.load(answer)["data"] or []
