@@ -4,8 +4,10 @@ Only hardware may be missing in CI: see `tools/run_tests.py`, which reads these 
 """
 
 import importlib.util
+import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,15 @@ NIXL = "needs NIXL: tools/setup.sh --deploy"
 KUBERNETES = "needs Kubernetes' client: tools/setup.sh --deploy"
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+
+
+# Where the programs of a cluster are built (docs/benchmarks/cluster.md), if they are.
+_CLUSTER = Path(os.environ.get("BATON_CLUSTER", "~/.cache/baton-cluster")).expanduser()
+JAEGER = (
+    os.environ.get("BATON_JAEGER")
+    or shutil.which("jaeger", path=f"{_CLUSTER}/bin")
+    or shutil.which("jaeger")
 )
 
 
@@ -42,4 +53,6 @@ prometheus = _mark(
     shutil.which("prometheus") is not None and shutil.which("promtool") is not None,
     "needs Prometheus and promtool: sudo apt-get install prometheus",
 )
+# No package index has it.
+jaeger = _mark(JAEGER is not None, "needs Jaeger: its program of version 2 in BATON_JAEGER")
 browser = _mark(BROWSER is not None, "needs a browser: sudo apt-get install chromium")

@@ -35,7 +35,8 @@ CLASSES = {
 # Listening addresses, names, paths, peers and drain times follow from the rest of the values.
 OWN = {
     "gateway": "listen admin_listen gateway_id quota tokenizer router secret_file aliases "
-    "aliases_file outbox_dir store_username store_password_file safety_key_file unready_s drain_s",
+    "aliases_file outbox_dir store_username store_password_file safety_key_file unready_s drain_s "
+    "trust_traces",
     "quota": "listen admin_listen redis_url redis_username redis_password_file registry_file "
     "declared_file bootstrap_key_file secret_file prices_file usage_dir api_listen api_token_file "
     "registry_secret drain_s",
@@ -43,7 +44,7 @@ OWN = {
     "router": "listen admin_listen router_id workers peers stop_grace_s",
     "worker": "listen admin_listen model model_name worker_id device state_dir handoff_dir "
     "load_timeout_s drain_s tensor_parallel expert_parallel",
-    "edge": "listen admin_listen gateways http_listen tls_cert_file tls_key_file",
+    "edge": "listen admin_listen gateways http_listen tls_cert_file tls_key_file trust_traces",
     "envoy": "control_plane node_id admin_listen metrics_listen max_heap_bytes unready_s drain_s",
 }
 # Where the keys of `$defs.pod` may stand: schemas of objects, by their path.

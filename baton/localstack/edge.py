@@ -54,6 +54,7 @@ def edge_services(
         "BATON_EDGE_GATEWAYS": ",".join(gateways),
         "BATON_EDGE_HTTP_LISTEN": http,
         "BATON_EDGE_POLL_S": str(_POLL_S),
+        "BATON_EDGE_TRUST_TRACES": "true",
         "OTEL_EXPORTER_OTLP_ENDPOINT": spans_endpoint,
     }
     envoy = {

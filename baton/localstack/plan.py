@@ -322,6 +322,7 @@ def _add_gateway(
             "outbox_dir": str(home.outbox / name if number else home.outbox),
             "unready_s": str(UNREADY_S if len(names) > 1 else 0.0),
             "num_proxies": str(int(options.edge)),
+            "trust_traces": "true",
             "cors_origins": ",".join(_LOOPBACK_ORIGINS),
             "trace_url": trace_url,
             "drain_s": str(DRAIN_S),

@@ -22,8 +22,8 @@ from baton.localstack.span_store import SpanStore, spans_of_export
 from baton.runtime import environment, logs
 from baton.runtime.grpc_channel import open_outside_channel
 from baton.runtime.grpc_server import start_server
+from baton.runtime.otlp.span_headers import span_headers
 from baton.runtime.process import Misconfigured, Process, run
-from baton.runtime.span_headers import span_headers
 
 MAX_FORWARD_QUEUE = 64
 _FORWARD_TIMEOUT_S = 5

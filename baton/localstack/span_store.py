@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
@@ -26,16 +26,15 @@ CREATE TABLE IF NOT EXISTS spans (
     PRIMARY KEY (trace_id, span_id)
 );
 CREATE INDEX IF NOT EXISTS spans_by_request ON spans (request_id);
+CREATE INDEX IF NOT EXISTS spans_by_service ON spans (service, start_ns);
 CREATE INDEX IF NOT EXISTS spans_by_name ON spans (name, start_ns);
 CREATE INDEX IF NOT EXISTS spans_by_start ON spans (start_ns);
 """
 _INSERT = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-# The span of a whole request: the root of its trace, or a child of the edge's span.
-_REQUEST_SPAN = "gateway.request"
-# As it stands in the attributes' JSON.
-_OUTCOME = '"baton.outcome"'
+# The span of a whole request, named after its work: the root of its trace, or below Envoy's.
+_IS_REQUEST = "service = 'gateway' AND json_extract(attributes, '$.\"baton.outcome\"') IS NOT NULL"
 _NAMED_BY_CLIENT = (
-    f"SELECT trace_id FROM spans WHERE name = '{_REQUEST_SPAN}' "
+    f"SELECT trace_id FROM spans WHERE {_IS_REQUEST} "
     "AND json_extract(attributes, '$.\"baton.client_request_id\"') = ? "
     "ORDER BY start_ns DESC LIMIT 1"
 )
@@ -121,10 +120,7 @@ class SpanStore:
 
     def last_requests(self, count: int) -> list[StoredSpan]:
         """The spans of the newest requests, newest first."""
-        query = (
-            f"SELECT {_COLUMNS} FROM spans WHERE name = '{_REQUEST_SPAN}' "
-            "ORDER BY start_ns DESC LIMIT ?"
-        )
+        query = f"SELECT {_COLUMNS} FROM spans WHERE {_IS_REQUEST} ORDER BY start_ns DESC LIMIT ?"
         return [_stored(row) for row in self._db.execute(query, (count,))]
 
     def requests(self, since_ns: int, min_ns: int, count: int) -> list[StoredSpan]:
@@ -132,7 +128,7 @@ class SpanStore:
         known by their outcome."""
         query = (
             f"SELECT {_COLUMNS} FROM spans WHERE start_ns >= ? AND end_ns - start_ns >= ? "
-            f"AND instr(attributes, '{_OUTCOME}') ORDER BY start_ns DESC LIMIT ?"
+            f"AND {_IS_REQUEST} ORDER BY start_ns DESC LIMIT ?"
         )
         return [_stored(row) for row in self._db.execute(query, (since_ns, min_ns, count))]
 
@@ -166,10 +162,16 @@ def spans_of_export(request: ExportTraceServiceRequest) -> list[StoredSpan]:
     """The spans of one OTLP export call."""
     spans = []
     for group in request.resource_spans:
-        service = _attributes(group.resource.attributes).get("service.name", "?")
+        service = _own_name(_attributes(group.resource.attributes).get("service.name", "?"))
         for scope in group.scope_spans:
             spans += [_from_otlp(service, span) for span in scope.spans]
     return spans
+
+
+def _own_name(service: str) -> str:
+    """The name of a service of ours within this stack: of baton-decode-worker, decode_worker."""
+    own = service.removeprefix("baton-")
+    return own if own == service else own.replace("-", "_")
 
 
 def _from_otlp(service: str, span: OtlpSpan) -> StoredSpan:
@@ -191,9 +193,15 @@ def _from_otlp(service: str, span: OtlpSpan) -> StoredSpan:
 def _attributes(pairs: Iterable[KeyValue]) -> dict[str, str]:
     values = {}
     for pair in pairs:
-        kind = pair.value.WhichOneof("value")
-        values[pair.key] = str(getattr(pair.value, kind)) if kind else ""
+        values[pair.key] = _text(pair.value)
     return values
+
+
+def _text(value: AnyValue) -> str:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return ",".join(_text(each) for each in value.array_value.values)
+    return str(getattr(value, kind)) if kind else ""
 
 
 def _stored(row: tuple[str, str, str, str, str, str, int, int, int, str]) -> StoredSpan:

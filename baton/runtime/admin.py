@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from prometheus_client import REGISTRY
+from prometheus_client.exposition import choose_encoder
 
 from baton.runtime.listening_socket import listening_socket
 
@@ -24,6 +25,8 @@ LIVE_TIMEOUT_S = 5.0
 # A connection that says nothing for this long is closed, and one beyond this number at once.
 IDLE_TIMEOUT_S = 10.0
 MAX_CONNECTIONS = 256
+
+_OPENMETRICS = "application/openmetrics-text"
 
 # Makes the JSON of a page on the service's event loop, where nothing changes meanwhile. It gets the
 # rest of the path: "abc" for "/explain/abc" of the page "/explain". None = not found.
@@ -47,9 +50,19 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.server.relay is not None:
             self._answer(*self.server.relay(self.path))
         elif self.path == "/metrics":
-            self._answer(200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY))
+            self._answer_metrics()
         else:
             self._answer_page()
+
+    def _answer_metrics(self) -> None:
+        """OpenMetrics, with exemplars, for whoever asks for it; both forms have the same names."""
+        accepted = self.headers.get("Accept", "").split(",")
+        is_open = any(each.split(";")[0].strip() == _OPENMETRICS for each in accepted)
+        # Without `escaping` the library writes vllm_ for vllm:.
+        encode, content_type = choose_encoder(
+            f"{_OPENMETRICS};version=1.0.0;escaping=allow-utf-8" if is_open else ""
+        )
+        self._answer(200, content_type, encode(REGISTRY))
 
     def _answer_page(self) -> None:
         name, _, rest = self.path.removeprefix("/").partition("/")

@@ -7,14 +7,17 @@ never request ids or anything that a client chooses freely, and tenants only whe
 bounded.
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client import REGISTRY, Counter
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.samples import Exemplar
 
 # Counters with the label values that are known beforehand.
 Series = Mapping[Counter, Iterable[tuple[str, ...]]]
@@ -33,11 +36,16 @@ class Tally:
     bounds: Sequence[float]
     counts: list[int]
     total: float = 0.0
+    # The latest of each bucket, where there is one.
+    exemplars: dict[int, Exemplar] = field(default_factory=dict)
 
-    def observe(self, value: float) -> None:
-        """Count one observation."""
-        self.counts[bisect_left(self.bounds, value)] += 1
+    def observe(self, value: float, exemplar: dict[str, str] | None = None) -> None:
+        """Count one observation; `exemplar` says which trace is an example of it."""
+        bucket = bisect_left(self.bounds, value)
+        self.counts[bucket] += 1
         self.total += value
+        if exemplar is not None:
+            self.exemplars[bucket] = Exemplar(exemplar, value, time.time())
 
 
 class TallyHistogram(Collector):
@@ -76,7 +84,11 @@ class TallyHistogram(Collector):
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labelnames)
         bounds = [*(str(float(bound)) for bound in self._buckets), "+Inf"]
         for values, tally in list(self._tallies.items()):
-            buckets = list(zip(bounds, accumulate(tally.counts), strict=True))
+            counts, examples = accumulate(tally.counts), tally.exemplars.copy()
+            buckets: list[Any] = [
+                (bound, count, examples.get(number))
+                for number, (bound, count) in enumerate(zip(bounds, counts, strict=True))
+            ]
             family.add_metric(values, buckets, tally.total)
         yield family
 
@@ -86,11 +98,11 @@ AUDIT_VIOLATIONS = Counter(
 )
 SPANS_DROPPED = Counter(
     "baton_spans_dropped",
-    "Spans that reached no collector, by cause: queue_full, not_exported",
+    "Spans that reached no collector, by cause: queue_full, not_exported, not_kept",
     ("reason",),
 )
 
-KNOWN_SERIES: Series = {SPANS_DROPPED: [("queue_full",), ("not_exported",)]}
+KNOWN_SERIES: Series = {SPANS_DROPPED: [("queue_full",), ("not_exported",), ("not_kept",)]}
 
 
 def begin_known(series: Series) -> None:

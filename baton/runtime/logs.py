@@ -29,7 +29,7 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "event": record.getMessage(),
         }
-        line.update(getattr(record, _FIELDS, {}))
+        line.update(fields_of(record))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return _encode(line)
@@ -66,6 +66,11 @@ class Log:
     def _emit(self, level: int, event: str, fields: dict[str, object]) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, extra={_FIELDS: fields})
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """The fields of an event, in a new dict; of another library's line there are none."""
+    return dict(getattr(record, _FIELDS, {}))
 
 
 def get(name: str) -> Log:

@@ -19,6 +19,7 @@ import uvloop
 
 from baton.runtime import instruments, logs, peer_tls, telemetry
 from baton.runtime.environment import SettingsError
+from baton.runtime.otlp.channel import is_exported
 from baton.system.clock import Clock, SystemClock
 from baton.system.exit_status import STATUS_MISCONFIGURED
 
@@ -54,14 +55,7 @@ def run(
     """
     logs.setup(service, os.environ.get("BATON_LOG_LEVEL", "INFO"))
     instruments.begin_known(known_series or {})
-    try:
-        telemetry.setup(service)
-    except ValueError as error:
-        print(f"OTEL_TRACES_SAMPLER_ARG: {error}", file=sys.stderr)
-        raise SystemExit(STATUS_MISCONFIGURED) from None
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(STATUS_MISCONFIGURED) from None
+    _begin_telemetry(service)
     try:
         peer_tls.of_process()
         gc.freeze()
@@ -79,6 +73,24 @@ def run(
         raise SystemExit(1) from None
     telemetry.shutdown()
     raise SystemExit(0)
+
+
+def _begin_telemetry(service: str) -> None:
+    """Begin the exports that OpenTelemetry's variables ask for; they end with the process."""
+    try:
+        telemetry.setup(service)
+        if is_exported("metrics"):
+            # Only here: they are large, and few ask for them.
+            from baton.runtime.otlp.metric_export import MetricExport
+
+            telemetry.on_shutdown(MetricExport(service).shutdown)
+        if is_exported("logs"):
+            from baton.runtime.otlp.log_export import LogExport
+
+            telemetry.on_shutdown(LogExport(service).shutdown)
+    except (ValueError, SettingsError) as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(STATUS_MISCONFIGURED) from None
 
 
 async def _supervised(service: str, main: Callable[[Process], Awaitable[None]]) -> None:

@@ -11,6 +11,8 @@ decoding. Tokens go into `merge` and leave at the end of the engine's step; ever
 cannot wait for a step is followed by `flush`.
 """
 
+from opentelemetry.trace import SpanKind
+
 from baton.runtime import logs
 from baton.runtime.telemetry import StageTimer, start_span
 from baton.wire import failures
@@ -18,6 +20,9 @@ from baton.wire.v1 import failure_pb2, handoff_pb2, worker_pb2
 from baton.worker.deps import WorkerDeps
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.gateway_link import GatewayLink
+
+# The gateway asks for another worker then (decision 0004).
+_REFUSALS = ("no_room", "prefill_refused")
 
 _log = logs.get("decode_worker.attempt")
 
@@ -35,6 +40,7 @@ class AttemptOutput:
             "decode",
             traceparent=submit.traceparent,
             request_id=submit.request_id,
+            kind=SpanKind.SERVER,
             attributes={
                 "baton.worker_id": deps.worker_id,
                 "baton.epoch": submit.epoch,
@@ -49,6 +55,7 @@ class AttemptOutput:
         self._timer = StageTimer(deps.clock)
         self._first_choice = request.choices[0]
         self._is_reported = False
+        self._is_refusal = False
         # Of choices whose prompt is computed here now.
         self._num_cached_tokens: dict[int, int] = {}
 
@@ -126,13 +133,17 @@ class AttemptOutput:
 
     def refuse(self, error: failures.BatonError, spent: failure_pb2.EngineTime) -> None:
         """Nothing of this attempt was written, and nothing will be."""
+        self._is_refusal = error.reason in _REFUSALS
         refuse(self._link, self.request.submit, error, spent)
 
     def end(self, reason: str, num_output_tokens: int) -> None:
-        """The attempt is over."""
+        """The attempt is over. A refusal for room was none, and its span is not sent."""
+        if reason == "cancelled":
+            self.span.refuse(reason)
         self.span.set("baton.finish_reason", reason)
         self.span.set("baton.num_output_tokens", num_output_tokens)
-        self.span.end()
+        if not self._is_refusal:
+            self.span.end()
         self.report()
 
     def _add_summary(self, choice: int, summary: worker_pb2.PrefillSummary) -> None:

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
+from opentelemetry.trace import SpanKind
+
 from baton.handoff.ticket import Ticket, new_capability
 from baton.runtime import logs
 from baton.runtime.telemetry import Span, start_span
@@ -141,9 +143,9 @@ class RemotePrefill:
         if self._transfer is not None:
             self._transfer.end(error)
         if self._span is not None:
-            if error is not None:
-                self._span.fail(error.reason)
-            self._span.end()
+            # A refusal for room is no handoff, and its span is not sent.
+            if error is None or error.reason != "prefill_refused":
+                self._span.close(type(error) if error is not None else None, error)
             self._span = None
 
     def _observe(self, link: PrefillLink, transfer: IncomingTransfer, tail_s: float) -> None:
@@ -172,6 +174,7 @@ class RemotePrefill:
             "handoff",
             parent=self._attempt_span,
             request_id=self._request.request_id,
+            kind=SpanKind.CLIENT,
             attributes={
                 "baton.worker_id": self._deps.worker_id,
                 "baton.prefill_endpoint": self._request.submit.prefill_endpoint,

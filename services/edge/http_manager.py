@@ -16,6 +16,8 @@ from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutatio
 from envoy_data_plane.envoy.config.core.v3 import (
     GrpcService,
     GrpcServiceEnvoyGrpc,
+    HeaderValue,
+    HeaderValueOption,
     Http1ProtocolOptions,
     Http2ProtocolOptions,
     HttpProtocolOptions,
@@ -45,6 +47,9 @@ from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutatio
     HeaderMutation,
 )
 from envoy_data_plane.envoy.extensions.request_id.uuid.v3 import UuidRequestIdConfig
+from envoy_data_plane.envoy.extensions.tracers.opentelemetry.resource_detectors.v3 import (
+    EnvironmentResourceDetectorConfig,
+)
 from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.envoy.type.tracing.v3 import CustomTag
 from envoy_data_plane.envoy.type.v3 import Percent
@@ -66,6 +71,12 @@ IDLE_CONNECTION_S = 300.0
 FLUSH_TIMEOUT_S = 60.0
 MAX_STREAMS = 100
 _MAX_ID_CHARS = 128
+_TRACE_HEADER = "traceparent"
+_TRACE_CHARS = 55
+# The gateway's name of it (services/gateway/http/trace_border.py).
+CLIENT_TRACE_HEADER = "x-baton-client-traceparent"
+# The name of Envoy's spans; "edge" is its control plane.
+_SERVICE = "baton-envoy"
 _STREAM_WINDOW_BYTES = 64 * 1024
 _CONNECTION_WINDOW_BYTES = 1024 * 1024
 # Only the gateway identifies clients. Headers that other proxies and fleets use to do so:
@@ -96,7 +107,7 @@ class Tracing:
     percent: float
     # None = plaintext.
     transport: TransportSocket | None = None
-    # Names of headers; each Envoy has the values itself (baton/runtime/span_headers.py).
+    # Names of headers; each Envoy has the values itself (baton/runtime/otlp/span_headers.py).
     header_names: tuple[str, ...] = ()
 
 
@@ -128,7 +139,7 @@ def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionM
         xff_num_trusted_hops=settings.trusted_proxies,
         # No address counts as internal.
         internal_address_config=HttpConnectionManagerInternalAddressConfig(),
-        early_header_mutation_extensions=[_stripped_headers()],
+        early_header_mutation_extensions=_early_mutations(settings),
         **_client_certificates(settings),
         normalize_path=True,
         path_with_escaped_slashes_action=(
@@ -138,7 +149,7 @@ def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionM
         request_id_extension=_request_ids(),
         # The client's own goes on to the gateway, whose own comes back.
         preserve_external_request_id=True,
-        tracing=_tracing(tracing) if tracing else None,
+        tracing=_tracing(settings, tracing) if tracing else None,
         access_log=[_access_log()],
         local_reply_config=local_replies(),
     )
@@ -189,27 +200,61 @@ def _stripped_headers() -> TypedExtensionConfig:
     )
 
 
+def _early_mutations(settings: Settings) -> list[TypedExtensionConfig]:
+    """Changes of a request's headers before anything looks at them, also at its trace."""
+    stripped = [_stripped_headers()]
+    return stripped if settings.trust_traces else [*stripped, _own_traces()]
+
+
+def _own_traces() -> TypedExtensionConfig:
+    """Every request begins a trace of ours, of which the client's is told to the gateway, for a
+    link (decision 0089). A client neither forces nor hides sampling."""
+    told = HeaderValue(key=CLIENT_TRACE_HEADER, value=f"%REQ({_TRACE_HEADER}):{_TRACE_CHARS}%")
+    mutations = [
+        Mutation(append=HeaderValueOption(header=told, keep_empty_value=False)),
+        *(Mutation(remove=name) for name in (_TRACE_HEADER, "tracestate", "x-client-trace-id")),
+    ]
+    return extension(
+        "envoy.http.early_header_mutation.header_mutation", HeaderMutation(mutations=mutations)
+    )
+
+
 def _request_ids() -> RequestIdExtension:
     """Plain UUIDs as request ids, without bits of the trace."""
     plain = UuidRequestIdConfig(pack_trace_reason=False, use_request_id_for_trace_sampling=False)
     return RequestIdExtension(typed_config=packed(plain))
 
 
-def _tracing(tracing: Tracing) -> HttpConnectionManagerTracing:
+def _tracing(settings: Settings, tracing: Tracing) -> HttpConnectionManagerTracing:
     provider = OpenTelemetryConfig(
         grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=SPANS)),
-        service_name="edge",
+        service_name=_SERVICE,
+        resource_detectors=[_resource()],
     )
     return HttpConnectionManagerTracing(
         random_sampling=Percent(value=tracing.percent),
-        spawn_upstream_span=False,
-        operation="edge",
+        # Of requests with x-client-trace-id, which Envoy would always sample.
+        client_sampling=Percent(value=100.0 if settings.trust_traces else 0.0),
+        # The call to the gateway, with each of its tries, below Envoy's own side of the request.
+        spawn_upstream_span=True,
+        # Of a route, not of a path: the names of spans are few.
+        operation="%REQ(:METHOD)% %ROUTE_NAME%",
+        upstream_operation="%REQ(:METHOD)%",
         provider=TracingHttp(name="envoy.tracers.opentelemetry", typed_config=packed(provider)),
         custom_tags=[
+            CustomTag(tag="http.route", value="%ROUTE_NAME%"),
             CustomTag(tag="baton.request_id", value="%RESP(X-REQUEST-ID)%"),
             # Envoy's own value would contain the query.
             CustomTag(tag="http.url", value="%REQ(:SCHEME)%://%REQ(:AUTHORITY)%%PATH(NQ)%"),
         ],
+    )
+
+
+def _resource() -> TypedExtensionConfig:
+    """What OTEL_RESOURCE_ATTRIBUTES says of this Envoy: its pod, namespace and version."""
+    return extension(
+        "envoy.tracers.opentelemetry.resource_detectors.environment",
+        EnvironmentResourceDetectorConfig(),
     )
 
 

@@ -48,6 +48,8 @@ _REPEATABLE_PATHS = (
     "/v1/score",
     *OTHER_PATHS,
 )
+# Others that have a name of their own in spans.
+_NAMED_PATHS = ("/v1/responses", "/v1/conversations", "/v1/batches", "/v1/models")
 _UNKEYED = HeaderMatcher(name="idempotency-key", present_match=True, invert_match=True)
 # Of each such request Envoy keeps so much until its answer begins; a longer one is not repeated.
 _REPEATABLE_BYTES = 256 * 1024
@@ -63,19 +65,24 @@ def routes(max_body_bytes: int, max_file_bytes: int) -> RouteConfiguration:
     """The routes of these paths; any other path is 404."""
     files = [
         _refused(RouteMatch(path=FILES_PATH, headers=[_longer(max_file_bytes + _FORM_BYTES)])),
-        Route(match=RouteMatch(path=FILES_PATH), route=_to_gateways()),
+        Route(name=FILES_PATH, match=RouteMatch(path=FILES_PATH), route=_to_gateways()),
     ]
     refused = _refused(RouteMatch(prefix="/", headers=[_longer(max_body_bytes)]))
-    paths = [RouteMatch(path=path) for path in (*OTHER_PATHS, HEALTH_PATH)]
-    matches = (RouteMatch(prefix=API_PREFIX), *paths)
     repeatable = [_repeatable(path) for path in _REPEATABLE_PATHS]
-    served = [Route(match=match, route=_to_gateways()) for match in matches]
+    served = [
+        Route(name=path, match=RouteMatch(path=path), route=_to_gateways())
+        for path in (*_REPEATABLE_PATHS, *_NAMED_PATHS, HEALTH_PATH)
+    ]
+    served.append(
+        Route(name=f"{API_PREFIX}*", match=RouteMatch(prefix=API_PREFIX), route=_to_gateways())
+    )
     host = VirtualHost(name="all", domains=["*"], routes=[*files, refused, *repeatable, *served])
     return RouteConfiguration(name="edge", virtual_hosts=[host])
 
 
 def _repeatable(path: str) -> Route:
     return Route(
+        name=path,
         match=RouteMatch(path=path, headers=[_UNKEYED]),
         route=_to_gateways(f"{_UNRECEIVED},reset"),
         request_body_buffer_limit=_REPEATABLE_BYTES,

@@ -33,6 +33,9 @@ class Settings:
     prefer: Literal["region", "zone"] = "region"
     # The number of proxies in front of Envoy whose x-forwarded-for is trusted.
     trusted_proxies: int = 0
+    # Clients decide about the sampling of traces, as a mesh in front does; else each request begins
+    # a trace, and the gateway links the client's.
+    trust_traces: bool = False
     # The gateway has the same limit; here a larger content-length is refused at once.
     max_body_bytes: int = 8 * 1024 * 1024
     # The same of a file for a batch.

@@ -1,7 +1,7 @@
 """The cluster of the collector, and the headers of every export of spans.
 
-Only Envoy knows the values of the headers (baton/runtime/span_headers.py): they are secrets, and
-Envoy's admin port shows the configuration that a control plane sends. Envoy 1.40 sends the
+Only Envoy knows the values of the headers (baton/runtime/otlp/span_headers.py): they are secrets,
+and Envoy's admin port shows the configuration that a control plane sends. Envoy 1.40 sends the
 tracer's own `initial_metadata` without substituting variables; a filter of the cluster inserts the
 values.
 """
@@ -34,7 +34,7 @@ from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
     HttpProtocolOptionsExplicitHttpConfig,
 )
 
-from baton.runtime.span_headers import variable_of
+from baton.runtime.otlp.span_headers import variable_of
 from services.edge.clusters import CONNECT_TIMEOUT_S, PROTOCOL
 from services.edge.http_manager import SPANS, Tracing
 from services.edge.messages import address, packed, seconds

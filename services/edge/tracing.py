@@ -15,8 +15,8 @@ from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
 from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 
 from baton.runtime.discovery.addresses import is_address
+from baton.runtime.otlp.span_headers import span_headers
 from baton.runtime.process import Misconfigured
-from baton.runtime.span_headers import span_headers
 from services.edge.http_manager import Tracing
 from services.edge.messages import packed
 

@@ -16,11 +16,14 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from opentelemetry.sdk.environment_variables import OTEL_RESOURCE_ATTRIBUTES
+
 from baton.runtime import logs, peer_tls
 from baton.runtime.discovery.addresses import host_and_port
 from baton.runtime.http_call import NoAnswer, call
+from baton.runtime.otlp.service_resource import resource_text
+from baton.runtime.otlp.span_headers import envoy_variables
 from baton.runtime.process import Misconfigured, Process
-from baton.runtime.span_headers import envoy_variables
 from baton.system.clock import Clock
 from baton.system.parent_death import die_with_parent
 from services.envoy.bootstrap import bootstrap
@@ -86,7 +89,11 @@ async def run_envoy(process: Process, settings: Settings, peer: peer_tls.Setting
 async def _run(process: Process, settings: Settings, argv: list[str]) -> None:
     child = await asyncio.create_subprocess_exec(
         *argv,
-        env={**os.environ, **envoy_variables(os.environ)},
+        env={
+            **os.environ,
+            **envoy_variables(os.environ),
+            OTEL_RESOURCE_ATTRIBUTES: resource_text("envoy"),
+        },
         stdin=asyncio.subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=partial(die_with_parent, signal.SIGKILL),

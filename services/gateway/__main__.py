@@ -23,6 +23,7 @@ from services.gateway.clients.url import fetch
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.http.cors import with_cors
 from services.gateway.http.shared_listener import ProcessPlace
+from services.gateway.http.trace_border import TraceBorder
 from services.gateway.identity.certificates import Certificates
 from services.gateway.open_requests import open_requests
 from services.gateway.processes.supervisor import place_of, serve_all
@@ -182,6 +183,12 @@ def _safety(settings: GatewaySettings) -> SafetyHook | None:
     return SafetyHook(client, settings.safety_timeout_s, fails_open=fails_open)
 
 
+def _meter(settings: GatewaySettings) -> None:
+    """Say how much this process's metrics tell apart."""
+    instruments.METERING.most_models = settings.metered_models
+    instruments.METERING.gen_ai = settings.gen_ai_metrics
+
+
 def _limits(settings: GatewaySettings) -> Limits:
     num_bytes = settings.max_held_body_bytes
     # A tenant may always send one body.
@@ -191,6 +198,7 @@ def _limits(settings: GatewaySettings) -> Limits:
         max_logprobs=settings.max_logprobs,
         token_gap_s=settings.token_gap_s,
         full_wait_s=settings.full_wait_s,
+        slow_first_token_s=settings.slow_first_token_s,
         max_open_requests=settings.max_open_requests,
         share_of_requests=max(int(settings.max_open_requests * settings.tenant_share), 1),
         bodies=ByteLimits(num_bytes, num_bytes_of_tenant),
@@ -208,6 +216,7 @@ def _app(gateway: Gateway, settings: GatewaySettings) -> App:
         num_proxies=settings.num_proxies,
         certificates=_certificates(settings),
         trace_url=settings.trace_url,
+        traces=TraceBorder(settings.trust_traces),
     )
 
 
@@ -252,6 +261,8 @@ async def _leave(gateway: Gateway, app: App, server: HttpServer, settings: Gatew
 
 def main() -> None:
     settings = environment.load(GatewaySettings, PREFIX)
+
+    _meter(settings)
 
     async def served(process: Process) -> None:
         place = place_of(sys.argv[1:], settings)

@@ -47,12 +47,12 @@ from services.gateway.http.request import (
     new_request_id,
     own_headers,
     timeout_of,
-    traceparent_of,
     wants_explanation,
 )
 from services.gateway.http.response import STALL_S, HttpResponse
 from services.gateway.http.sink import HttpSink
 from services.gateway.http.stored_routes import stored_routes
+from services.gateway.http.trace_border import TraceBorder
 from services.gateway.identity.certificates import Certificates
 from services.gateway.openai.endpoints import Endpoint
 from services.gateway.openapi.routes import DescriptionApi
@@ -80,6 +80,9 @@ _ABOUT = msgspec.json.encode(
 _log = logs.get("app")
 
 
+_NO_TRUST = TraceBorder()
+
+
 class _ClientGone(Exception):
     """Ends the task group of a request whose client left."""
 
@@ -98,6 +101,7 @@ class App:
         num_proxies: int = 0,
         certificates: Certificates | None = None,
         trace_url: str = "",
+        traces: TraceBorder = _NO_TRUST,
     ) -> None:
         self._gateway = gateway
         self._trace_url = trace_url
@@ -106,6 +110,7 @@ class App:
         self._deadline_s = deadline_s
         self._stall_s = stall_s
         self._num_proxies = num_proxies
+        self._traces = traces
         self._authorization = certificates.authorization if certificates else _key_of
         shared = None if gateway.store is None else SharedAnswers(gateway.store)
         self._answers = KeyedAnswers(KeptAnswers(gateway.clock), shared, gateway.clock)
@@ -208,7 +213,9 @@ class App:
                 authorization=self._authorization(scope, headers),
                 read_body=body.read,
                 num_body_bytes=body.num_told_bytes,
-                traceparent=traceparent_of(headers),
+                traceparent=self._traces.parent(headers),
+                links=self._traces.links(headers),
+                route=scope["path"],
                 client_address=client_address_of(scope, self._num_proxies),
                 wants_explanation=wants_explanation(headers),
                 follow=sink.follow,
@@ -306,7 +313,7 @@ class App:
         """End a running request by its id, or by that of its answer."""
         principal = await self._principal(request)
         request_id = _ID_PREFIX.sub("", request.path_params["request_id"])
-        is_here = await self._gateway.cancel(request_id, principal.tenant, _context(request))
+        is_here = await self._gateway.cancel(request_id, principal.tenant, self._context(request))
         status = "cancelled" if is_here else "cancelling"
         content = msgspec.json.encode({"id": request_id, "object": "request", "status": status})
         return _json(request, content, 200 if is_here else 202)
@@ -328,22 +335,21 @@ class App:
         raise AssertionError("POST on a generating endpoint does not come here")
 
     async def _principal(self, request: Request) -> Principal:
-        headers, context = Headers(request.scope["headers"]), _context(request)
+        headers, context = Headers(request.scope["headers"]), self._context(request)
         address = client_address_of(request.scope, self._num_proxies)
         authenticator = self._gateway.authenticator
         authorization = self._authorization(request.scope, headers)
         return await authenticator.authenticate(authorization, context, address)
 
+    def _context(self, request: Request) -> CallContext:
+        """The context of a call for a request that no model answers."""
+        request_id = request.scope[OWN_HEADERS_KEY][REQUEST_ID]
+        traceparent = self._traces.parent(Headers(request.scope["headers"]))
+        return CallContext(request_id, AUTHENTICATE_TIMEOUT_S, traceparent)
+
     async def _owner(self, request: Request) -> LastingKey:
         authorization = self._authorization(request.scope, Headers(request.scope["headers"]))
         return await self._gateway.authenticator.lasting(authorization)
-
-
-def _context(request: Request) -> CallContext:
-    """The context of a call for a request that no model answers."""
-    request_id = request.scope[OWN_HEADERS_KEY][REQUEST_ID]
-    traceparent = traceparent_of(Headers(request.scope["headers"]))
-    return CallContext(request_id, AUTHENTICATE_TIMEOUT_S, traceparent)
 
 
 def _key_of(scope: Scope, headers: Headers) -> str | VouchedIdentity | None:

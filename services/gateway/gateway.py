@@ -25,6 +25,7 @@ from services.gateway.clients.protocols import (
     RunInThread,
     TokenizerClient,
 )
+from services.gateway.kept_traces import KeptTraces
 from services.gateway.model_list import ModelCards
 from services.gateway.readiness import FleetRoom, Readiness
 from services.gateway.request.auditor import GatewayAuditor
@@ -238,6 +239,7 @@ class Gateway:
                     self._quota, self._buckets, refusals, self.leases, self.outbox, self.auditor
                 ),
                 auditor=self.auditor,
+                kept_traces=KeptTraces(self.clock, limits.slow_first_token_s),
                 attempts=AttemptDeps(
                     clock=self.clock,
                     limits=limits,

@@ -47,6 +47,16 @@ class GatewaySettings:
     # Our own proxies in front, each of which adds to x-forwarded-for. The address before them is
     # the client's, by which wrong keys are counted.
     num_proxies: int = 0
+    # Whoever calls this gateway decides about the sampling of traces: an Envoy of ours, or a mesh.
+    # Else a client's trace is a link of one that begins here.
+    trust_traces: bool = False
+    # The trace of a request whose first token takes longer is kept, as that of a failed one is,
+    # also where it was not sampled: the gateway's own span of it. 0 = none for that reason.
+    slow_first_token_s: float = 10.0
+    # Metrics under OpenTelemetry's names, beside vLLM's.
+    gen_ai_metrics: bool = True
+    # Models that have series of their own in this gateway's metrics; all others share one.
+    metered_models: int = 50
     # Pages that may read answers in a browser: https://chat.example, http://localhost:*, or *.
     cors_origins: tuple[str, ...] = ()
     # Of a page with the spans of a request; answers tell it in x-trace-url, with their request's id
@@ -127,6 +137,7 @@ class GatewaySettings:
             "max_open_requests",
             "default_output_reservation",
             "max_logprobs",
+            "metered_models",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")

@@ -9,6 +9,8 @@ them. Knows no streams and no leases.
 from dataclasses import dataclass
 from enum import IntEnum
 
+from opentelemetry.trace import SpanKind
+
 from baton.engine.protocol.messages import (
     AddSequence,
     Finished,
@@ -23,7 +25,7 @@ from baton.handoff.outcomes import TransferOutcome
 from baton.handoff.sender import Sender
 from baton.handoff.ticket import Ticket
 from baton.handoff.transport import SendingEnd
-from baton.runtime.telemetry import StageTimer, start_span
+from baton.runtime.telemetry import Span, StageTimer, start_span
 from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import failure_pb2, handoff_pb2
@@ -120,6 +122,7 @@ class OutgoingTransfer:
         self._sending = sending
         self._progress = StageEvent()
         self._timer = StageTimer(deps.clock)
+        self._span: Span | None = None
         # Filled as the engine tells it.
         self._first = handoff_pb2.FirstTokens(xfer_id=request.xfer_id)
         self._forks = [_ForkToken() for _ in request.fork_choices]
@@ -214,17 +217,20 @@ class OutgoingTransfer:
     def end(self, outcome: TransferOutcome) -> None:
         """The peer is done, wants no more of it, or is gone."""
         self._progress.fail(TransferEnded(outcome))
+        self._end_span(outcome, None)
 
     def fail(self, error: failures.BatonError) -> None:
         """It cannot go on."""
         is_started = self._progress.stage >= Stage.STARTED
         outcome = TransferOutcome.FAILED if is_started else TransferOutcome.REFUSED
         self._progress.fail(TransferEnded(outcome, error))
+        self._end_span(outcome, error)
 
     def expire(self) -> None:
         """The peer has not renewed the lease: it is told, should it live."""
         error = failures.Unavailable("the lease ran out", reason="handoff_failed")
         self._progress.fail(TransferEnded(TransferOutcome.EXPIRED, error))
+        self._end_span(TransferOutcome.EXPIRED, error)
 
     # What the engine tells (SequenceListener).
 
@@ -256,8 +262,8 @@ class OutgoingTransfer:
 
     def _on_started(self, event: Started) -> None:
         deps, num_cached_tokens = self._deps, event.num_cached_tokens
-        self._end_stage("prefill.queue")
         self._first.num_cached_tokens = num_cached_tokens
+        self._end_stage("prefill.queue")
         deps.metrics.took_prompt(self._order.num_tokens, num_cached_tokens)
         self.sender = Sender(self.ticket, event.rows, deps.blocks, self._sending)
         self._progress.advance(Stage.STARTED)
@@ -265,14 +271,29 @@ class OutgoingTransfer:
     def _end_stage(self, name: str) -> None:
         start_s = self._timer.started_s + self._timer.wall_s
         self._timer.mark(name)
-        start_span(
-            name,
+        if self._span is None:
+            self._span = self._start_span()
+        start_span(name, parent=self._span, request_id=self.request_id, start_s=start_s).end()
+
+    def _start_span(self) -> Span:
+        """The span of this side of the handoff. There is none before it has room."""
+        return start_span(
+            "prefill",
             traceparent=self._order.request.traceparent,
             request_id=self.request_id,
-            start_s=start_s,
+            start_s=self._timer.started_s,
+            kind=SpanKind.SERVER,
             attributes={
                 "baton.worker_id": self._deps.worker_id,
+                "baton.epoch": self.ticket.epoch,
                 "baton.num_tokens": self._order.num_tokens,
                 "baton.num_cached_tokens": self._first.num_cached_tokens,
             },
-        ).end()
+        )
+
+    def _end_span(self, outcome: TransferOutcome, error: failures.BatonError | None) -> None:
+        if self._span is None:
+            return
+        self._span.set("baton.outcome", outcome)
+        self._span.close(type(error) if error is not None else None, error)
+        self._span = None

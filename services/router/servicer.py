@@ -42,8 +42,9 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
     ) -> router_pb2.PickResponse:
         with call.span("router.pick") as span:
             response = await self._core.pick(request, max(0.0, call.timeout_s - REPLY_MARGIN_S))
-            span.set("baton.decode_worker", response.decode.worker_id)
-            span.set("baton.prefill_worker", response.prefill.worker_id)
+            span.set("baton.worker_id", response.decode.worker_id)
+            if response.HasField("prefill"):
+                span.set("baton.prefill_worker_id", response.prefill.worker_id)
             span.set("baton.predicted_cached_tokens", response.predicted_cached_tokens)
             return response
 

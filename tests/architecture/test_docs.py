@@ -36,6 +36,10 @@ def section(page: str, heading: str) -> str:
     return page[start : end if end > 0 else None]
 
 
+# Of ASGI, beside the names of attributes.
+KEYS_OF_SCOPES = {"baton.abort", "baton.has_left", "baton.headers", "baton.writer"}
+
+
 def rows(text: str) -> list[list[str]]:
     """The cells of all table rows, without head and rule."""
     lines = [line for line in text.splitlines() if line.startswith("| `")]
@@ -94,6 +98,14 @@ def test_every_alert_has_its_section_and_no_other() -> None:
     groups = yaml.safe_load(file.read_text())["groups"]
     alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
     assert set(re.findall(r"^### (\w+)$", section(OPERATIONS, "## Alerts"), re.M)) == alerts
+
+
+def test_every_attribute_of_a_span_is_explained_under_its_one_name() -> None:
+    page = (ROOT / "docs" / "telemetry.md").read_text()
+    named = set(re.findall(r'"(baton\.[a-z_]+(?:\.[a-z_]+)*)"', sources()))
+    modules = {name for name in named if list(ROOT.glob(f"{name.replace('.', '/')}*"))}
+    told = set(re.findall(r"`(baton\.[a-z_.]+)`", page))
+    assert named - modules - KEYS_OF_SCOPES == told
 
 
 def test_every_setting_that_a_page_names_exists() -> None:

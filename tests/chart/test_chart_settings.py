@@ -1,6 +1,7 @@
 """What the chart tells the services is what they understand, and the schema names every setting."""
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.chart.rendered import (
     CHART,
     PROFILES,
     ROOT,
+    SERVERS,
     WORKLOADS,
     Object,
     component,
@@ -52,12 +54,14 @@ CLASSES: dict[str, tuple[str, Any]] = {
 # Read by libraries, by the process root and by the test's script.
 OTHERS = {
     "BATON_LOG_LEVEL", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_CERTIFICATE",
-    "OTEL_TRACES_SAMPLER_ARG", "BATON_OTLP_HEADERS_FILE",
+    "OTEL_TRACES_SAMPLER_ARG", "BATON_OTLP_HEADERS_FILE", "OTEL_RESOURCE_ATTRIBUTES",
+    "K8S_NAMESPACE", "K8S_POD_NAME", "K8S_POD_UID", "K8S_NODE_NAME", "GOMEMLIMIT",
     "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN_PATH", "HOME", "XDG_CACHE_HOME",
     "UCX_NET_DEVICES", "BASE_URL", "MODEL", "KEY_FILE", "JAEGER_LISTEN_HOST",
 }  # fmt: skip
 
 
+RESOURCE = "OTEL_RESOURCE_ATTRIBUTES"
 GPU_DECODE = "baton-meta-llama-llama-3-1-8b-instru-decode"
 
 
@@ -82,6 +86,34 @@ def test_each_service_reads_its_variables_and_knows_all_of_them(name: str) -> No
             seen.add(component(workload))
         assert set(env) <= known, workload["metadata"]["name"]
     assert {"gateway", "quota", "tokenizer", "router", "prefill", "decode"} <= seen
+
+
+def test_whoever_sends_spans_says_which_pod_it_is_and_whom_it_trusts() -> None:
+    senders = set()
+    for workload in of_kind(profile("default"), *WORKLOADS):
+        env = told(workload)
+        if "OTEL_EXPORTER_OTLP_ENDPOINT" not in env:
+            continue
+        senders.add(component(workload))
+        (container,) = containers(workload)
+        names = [entry["name"] for entry in container["env"]]
+        # Kubernetes fills in only what stands before.
+        told_by = [names.index(name) for name in re.findall(r"\$\((\w+)\)", env[RESOURCE])]
+        assert len(told_by) == 5
+        assert max(told_by) < names.index(RESOURCE)
+        assert f"k8s.container.name={container['name']}" in env[RESOURCE]
+    assert {"gateway", "quota", "tokenizer", "router", "prefill", "decode"} <= senders
+
+
+@pytest.mark.parametrize("trusts", [False, True])
+@pytest.mark.parametrize("envoy", [False, True])
+def test_the_border_of_traces_is_the_outermost_of_our_proxies(trusts: bool, envoy: bool) -> None:
+    values = {"tracing": {"trustClients": trusts}, "envoy": {"enabled": envoy}}
+    of = {component(each): told(each) for each in of_kind(render(values), *SERVERS)}
+    trusted = of["gateway"]["BATON_GATEWAY_TRUST_TRACES"]
+    assert trusted == str(envoy or trusts).lower()
+    if envoy:
+        assert of["edge"]["BATON_EDGE_TRUST_TRACES"] == str(trusts).lower()
 
 
 def test_whoever_sends_spans_finds_the_headers_in_a_file() -> None:

@@ -12,6 +12,8 @@ from tests import needs
 from tests.e2e.conftest import wait_until
 
 BLOCK = 16
+# The span of a whole request.
+ROOT = "chat baton-demo"
 SYSTEM = "You answer questions about serving. " * 25
 
 
@@ -29,7 +31,7 @@ def spans_of(stack, request_id: str) -> dict[str, StoredSpan]:
     with SpanStore(stack.home.spans) as store:
         wait_until(
             lambda: (
-                {"gateway.request", "decode", "prefill.compute"}
+                {ROOT, "decode", "prefill.compute"}
                 <= {span.name for span in store.of_request(request_id)}
             )
         )
@@ -45,16 +47,18 @@ def services_of(spans: Iterable[StoredSpan]) -> set[str]:
 
 
 PARENTS = {
-    "auth": "gateway.request",
-    "validate": "gateway.request",
-    "tokenize": "gateway.request",
-    "reserve": "gateway.request",
-    "pick": "gateway.request",
-    "settle": "gateway.request",
-    "decode": "gateway.request",
+    "auth": ROOT,
+    "validate": ROOT,
+    "tokenize": ROOT,
+    "reserve": ROOT,
+    "pick": ROOT,
+    "settle": ROOT,
+    "attempt": ROOT,
+    "decode": "attempt",
     "handoff": "decode",
-    "prefill.queue": "handoff",
-    "prefill.compute": "handoff",
+    "prefill": "handoff",
+    "prefill.queue": "prefill",
+    "prefill.compute": "prefill",
 }
 
 
@@ -204,7 +208,7 @@ def test_trace_command_prints_the_waterfall(stack) -> None:
     request_id = ask(stack, "What is TTFT?").headers["x-request-id"]
     result = stack.command("trace", request_id)
     assert result.returncode == 0, result.stdout
-    for name in ("gateway.request", "decode", "prefill.compute"):
+    for name in (ROOT, "decode", "prefill.compute"):
         assert name in result.stdout
 
 
@@ -236,7 +240,7 @@ def _is_whole_request_told(stack) -> bool:
     (record,) = stack.usage_records(request_id)
     # The record is what is settled, so settling itself is not in it; the trace has the rest.
     spans = spans_of(stack, request_id)
-    whole, settle = (_duration_us(spans[name]) for name in ("gateway.request", "settle"))
+    whole, settle = (_duration_us(spans[name]) for name in (ROOT, "settle"))
     total_us = sum(record["stages_us"].values())
     return abs(total_us + settle - whole) <= max(0.02 * whole, 1000)
 

@@ -13,8 +13,8 @@ from baton.localstack.span_store import SpanStore
 from tests.e2e.conftest import Stack, wait_until
 
 HOPS = {
-    ("edge", "edge"),
-    ("gateway", "gateway.request"),
+    ("envoy", "POST /v1/chat/completions"),
+    ("gateway", "chat baton-demo"),
     ("quota", "quota.reserve"),
     ("tokenizer", "tokenizer.encode"),
     ("router", "router.pick"),
@@ -55,12 +55,17 @@ def test_every_hop_lies_under_the_span_of_the_edge(edge: Stack) -> None:
         wait_until(is_complete)
         spans = store.of_request(request_id)
     (root,) = (span for span in spans if not span.parent_id)
-    assert (root.service, root.name, root.request_id) == ("edge", "edge", request_id)
+    assert (root.service, root.name, root.request_id) == (
+        "envoy",
+        "POST /v1/chat/completions",
+        request_id,
+    )
     assert len({span.trace_id for span in spans}) == 1
     by_id = {span.span_id: span for span in spans}
     assert all(span is root or span.parent_id in by_id for span in spans)
-    (gateway,) = (span for span in spans if span.name == "gateway.request")
-    assert gateway.parent_id == root.span_id
+    (gateway,) = (span for span in spans if span.name == "chat baton-demo")
+    call = by_id[gateway.parent_id]
+    assert (call.service, call.parent_id) == ("envoy", root.span_id)
     shown = edge.command("trace", request_id).stdout
     assert all(name in shown for _, name in HOPS)
 

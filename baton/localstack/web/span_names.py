@@ -14,7 +14,7 @@ HANDOFF = "handoff"
 PREFILL = "prefill.compute"
 PICK = "router.pick"
 # For each kind of span, the names that it may have; others are a kind of their own.
-_NAMES = {REQUEST: ("gateway.request",), DECODE: ("decode",), HANDOFF: ("handoff",)}
+_NAMES = {DECODE: ("decode",), HANDOFF: ("handoff",)}
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 
 TENANT = "baton.tenant"

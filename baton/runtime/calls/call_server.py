@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from opentelemetry.trace import SpanKind
+
 from baton.runtime import logs
 from baton.runtime.calls.parts import PART_BYTES, Joiner, TooLong, parts_of
 from baton.runtime.cutoff import Cutoff
@@ -37,8 +39,13 @@ class IncomingCall:
     timeout_s: float
 
     def span(self, name: str) -> Span:
-        """A span of this call, below the caller's."""
-        return start_span(name, traceparent=self.traceparent, request_id=self.request_id)
+        """The span of this side of the call, below the caller's."""
+        return start_span(
+            name,
+            traceparent=self.traceparent,
+            request_id=self.request_id,
+            kind=SpanKind.SERVER,
+        )
 
 
 Handler = Callable[[Any, IncomingCall], Awaitable[Any]]

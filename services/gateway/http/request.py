@@ -32,7 +32,6 @@ _CLIENT_ID = re.compile(r"[!-~]{1,512}")
 _IDEMPOTENCY_KEY = re.compile(r"[!-~]{1,255}")
 # The media types that tools send where they were not told which.
 _UNSAID = {"", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"}
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Headers:
@@ -60,12 +59,6 @@ def authorization_of(headers: Headers) -> str | None:
         return ",".join(values)
     keys = headers.all("x-api-key")
     return f"Bearer {','.join(keys)}" if keys else None
-
-
-def traceparent_of(headers: Headers) -> str:
-    """The W3C trace context; empty when there is none that is well-formed."""
-    value = headers.get("traceparent") or ""
-    return value if _TRACEPARENT.fullmatch(value) else ""
 
 
 def client_address_of(scope: Scope, num_proxies: int) -> str | None:

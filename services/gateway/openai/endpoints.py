@@ -44,6 +44,15 @@ class AnswerFormat(Protocol):
         """The body of a request that does not stream; it may be made as it is sent."""
 
 
+# OpenTelemetry's names of what is done, where it has one.
+_OPERATIONS: dict[EndpointName, str] = {
+    "chat.completions": "chat",
+    "responses": "chat",
+    "messages": "chat",
+    "completions": "text_completion",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One endpoint. `generates`: a model answers, and not the tokenizer alone."""
@@ -53,6 +62,11 @@ class Endpoint:
     answer: Callable[[Identity, GenerationRequest], AnswerFormat]
     generates: bool = True
     dialect: Dialect = OPENAI
+
+    @property
+    def operation(self) -> str:
+        """The name of what it does, in spans and metrics."""
+        return _OPERATIONS.get(self.name, self.name)
 
 
 # OpenAI's and vLLM's.

@@ -19,7 +19,7 @@ from services.gateway.request.deps import AttemptDeps
 from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import Job, begin_answer
 from services.gateway.request.payment import CreditMeter, Payment
-from services.gateway.request.picks import REFUSALS, Picks, Retries
+from services.gateway.request.picks import REFUSALS, Picks, Retries, at_fault
 from services.gateway.request.reports import Timeline, TokenGaps
 from services.gateway.request.submission import Submission
 from services.gateway.request.trace import RequestTrace
@@ -44,7 +44,7 @@ class Attempts:
         self._crash_record = CrashRecord()
         self._payment = Payment(lease, _meter(job, lease, deps), deps.leases)
         self._timeline = Timeline(trace, deps.clock)
-        token_gaps = TokenGaps(trace.model_name)
+        token_gaps = TokenGaps(trace.metered_name)
         lease.num_produced = lambda: usage.num_output_tokens
         delivery = Delivery(sink, lease, trace, self._timeline, token_gaps)
         self._stream = AnswerStream(answer, self._payment.meter, delivery, deps.clock)
@@ -99,34 +99,37 @@ class Attempts:
 
     async def _try(self, pick: router_pb2.PickResponse) -> None:
         self._payment.check()
-        self._trace.usage.num_attempts += 1
+        self._trace.usage.num_submits += 1
         self._timeline.submit()
         link = self._links.link_to(pick.decode)
         begun = self._stream.answer.received()
         credit = self._payment.meter.ahead(begun)
         attempt = self._submit(link, pick, credit)
         has_client_left = has_failed = False
+        failure: BaseException | None = None
         try:
             self._stream.follow(attempt)
             self._payment.attach(attempt, {n: num + credit for n, num in begun.items()})
             with self._payment.explaining(self._stream.answer.received):
                 await self._await_first_token(attempt)
                 await self._stream.run(attempt, self._job.deadlines.token_gap_s)
-        except asyncio.CancelledError:
-            has_client_left = True
+        except asyncio.CancelledError as error:
+            has_client_left, failure = True, error
             raise
         except BatonError as error:
-            has_failed = True
+            has_failed, failure = True, error
             self._links.crashes.failed(self._crash_record, error, attempt.num_received)
             raise
         finally:
             await self._leave(attempt, link, has_client_left)
             self._trace.usage.took_time(attempt.spent, attempt.num_received, has_failed=has_failed)
+            refusal = None if attempt.num_received else failure
+            self._timeline.leave(failure, _refused_by(pick, refusal))
 
     def _submit(self, link: WorkerLink, pick: router_pb2.PickResponse, credit: int) -> Attempt:
         submit = self._submission.submit_frame(pick)
-        submit.epoch = self._trace.usage.num_attempts
-        submit.traceparent = self._trace.span.traceparent
+        submit.epoch = self._trace.usage.num_submits
+        submit.traceparent = self._trace.attempts.submit(pick, submit.epoch)
         submit.initial_credit_tokens = credit
         submit.is_suspect = self._crash_record.is_suspect
         return link.submit(submit)
@@ -166,6 +169,13 @@ class Attempts:
         # A beam search begins anew, however long it took.
         if is_migration or self._job.request.search is not None:
             self._job.deadlines.await_next_token()
+
+
+def _refused_by(pick: router_pb2.PickResponse, failure: BaseException | None) -> str:
+    """The worker that had no room for an attempt; empty where it ended otherwise."""
+    if isinstance(failure, BatonError) and failure.reason in REFUSALS:
+        return at_fault(pick, failure)
+    return ""
 
 
 def _meter(job: Job, lease: Lease, deps: AttemptDeps) -> CreditMeter:

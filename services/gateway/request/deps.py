@@ -8,6 +8,7 @@ from typing import Protocol
 from baton.system.clock import Clock
 from baton.wire.v1 import tokenizer_pb2
 from services.gateway.clients.protocols import RunInThread, TokenizerClient
+from services.gateway.kept_traces import KeptTraces
 from services.gateway.openai.generation import GenerationRequest, Identity, Thread
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.incoming import AnswerSink
@@ -92,4 +93,5 @@ class PipelineDeps:
     full_lines: FullLines
     reservations: Reservations
     auditor: GatewayAuditor
+    kept_traces: KeptTraces
     attempts: AttemptDeps

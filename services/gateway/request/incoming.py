@@ -92,7 +92,12 @@ class IncomingRequest:
     authorization: str | VouchedIdentity | KnownKey | None
     num_body_bytes: int = 0
     client_request_id: str = ""
+    # The trace context of whoever may decide about sampling: Envoy, or a client that is trusted.
     traceparent: str = ""
+    # Of others (the client, the batch), with what they are to the request.
+    links: tuple[tuple[str, str], ...] = ()
+    # The path of its endpoint; empty for the line of a batch.
+    route: str = ""
     client_address: str | None = None
     deadline_s: float = 600.0
     first_token_s: float | None = None

@@ -13,6 +13,8 @@ class Limits:
     max_logprobs: int = 262_144
     token_gap_s: float = 20.0
     full_wait_s: float = 2.0
+    # The trace of a request whose first token takes longer is kept; 0 = no trace for that.
+    slow_first_token_s: float = 10.0
     max_open_requests: int = 4096
     # Of the open requests, those that each tenant may have.
     share_of_requests: int = 1024

@@ -56,12 +56,13 @@ class Retries:
         )
         if error.reason not in RETRIED_REASONS or is_too_often:
             raise error
-        worker_id = _at_fault(pick, error)
+        worker_id = at_fault(pick, error)
         self._excluded = [*self._excluded[1 - MAX_EXCLUDED :], worker_id]
         return worker_id
 
 
-def _at_fault(pick: router_pb2.PickResponse, error: BatonError) -> str:
+def at_fault(pick: router_pb2.PickResponse, error: BatonError) -> str:
+    """The worker because of which the attempt of this pick has failed."""
     is_prefill = error.reason in _OF_PREFILL and pick.HasField("prefill")
     return pick.prefill.worker_id if is_prefill else pick.decode.worker_id
 
@@ -142,7 +143,8 @@ class Picks:
         self._crashes.ask(self._crash_record, request)
         trace = self._trace
         with trace.measure(Stage.PICK, migration) as span:
-            span.set("baton.epoch", trace.usage.num_attempts + 1)
+            span.set("baton.epoch", trace.usage.num_submits + 1)
+            trace.attempts.pick = span
             asked_s = self._clock.now()
             context = trace.call_context(span, self._deadlines.first_token_left_s)
             pick = await self._router.pick(request, context)

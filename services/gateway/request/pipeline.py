@@ -66,7 +66,7 @@ class Pipeline:
         trace = RequestTrace(incoming, sink, self._deps.clock)
         if incoming.follow is not None:
             incoming.follow(trace.head)
-        with trace.span, self._deps.auditor.request(trace), reports.of_request(trace):
+        with self._deps.auditor.request(trace), reports.of_request(trace, self._deps.kept_traces):
             try:
                 async with asyncio.timeout(incoming.deadline_s) as trace.timeout:
                     await self._serve(incoming, sink, trace)
@@ -220,7 +220,7 @@ class Pipeline:
                 refusals.check(principal.key_id, num_prompt_bytes(request))
             if full_lines.holds_any and generates:
                 full_lines.check(_place(incoming, principal, request, model))
-            trace.model_name = model.name
+            trace.model_name, trace.is_streamed = model.name, request.stream
             text_model = await self._deps.artifacts.text_model(model.model_fp)
             if generates and (request.vector is not None or text_model.pooling is not None):
                 has_template = text_model.has_pair_template
@@ -332,7 +332,7 @@ class Pipeline:
             attempts = await self._deps.in_thread(make) if is_large else make()
             return await attempts.run()
         except Overloaded as refusal:
-            if not trace.usage.num_attempts:
+            if not trace.usage.num_submits:
                 place = _place(job.incoming, job.principal, job.request, job.model)
                 self._deps.full_lines.note(place, refusal)
             raise

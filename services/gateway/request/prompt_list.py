@@ -109,7 +109,6 @@ class PromptList:
         incoming = replace(
             valid.incoming,
             request_id=f"{valid.incoming.request_id}.{number}",
-            traceparent=self._trace.span.traceparent,
             deadline_s=valid.deadlines.left_s,
         )
         request = valid.request
@@ -125,7 +124,7 @@ class PromptList:
         )
 
     def _trace_of(self, part: ValidRequest) -> RequestTrace:
-        trace = RequestTrace(part.incoming, self._trace.client, self._clock)
+        trace = RequestTrace(part.incoming, self._trace.client, self._clock, self._trace)
         trace.tenant, trace.model_name = self._trace.tenant, self._trace.model_name
         return trace
 
@@ -249,7 +248,9 @@ def _add_up(trace: RequestTrace, parts: list[RequestTrace]) -> None:
     usage = trace.usage
     usage.choices = [choice for part in parts for choice in part.usage.choices]
     usage.num_prompt_tokens = sum(part.usage.num_prompt_tokens for part in parts)
-    usage.num_attempts = sum(part.usage.num_attempts for part in parts)
+    usage.num_submits = sum(part.usage.num_submits for part in parts)
+    usage.num_refusals = sum(part.usage.num_refusals for part in parts)
+    _add_up_attempts(trace, parts)
     usage.num_received = sum(part.usage.num_received for part in parts)
 
 
@@ -262,9 +263,16 @@ def _add_up_vectors(trace: RequestTrace, parts: list[RequestTrace]) -> None:
     usage.prompt_was_read = bool(read)
     usage.num_prompt_tokens = sum(each.num_prompt_tokens for each in read)
     usage.num_cached = {0: sum(each.num_cached_tokens for each in read)}
-    usage.num_attempts = max((each.num_attempts for each in used), default=0)
+    usage.num_submits = max((each.num_attempts for each in used), default=0)
+    _add_up_attempts(trace, parts)
     for each in used:
         add_time(usage.engine, each.engine)
+
+
+def _add_up_attempts(trace: RequestTrace, parts: list[RequestTrace]) -> None:
+    trace.attempts.workers = [worker for part in parts for worker in part.attempts.workers]
+    firsts = [part.first_token_s for part in parts if part.first_token_s is not None]
+    trace.first_token_s = min(firsts, default=None)
 
 
 def _named(error: InvalidRequest, number: int, request: GenerationRequest) -> BatonError:

@@ -183,7 +183,7 @@ class Reservations:
 
     async def _settle(self, trace: RequestTrace, record: quota_pb2.UsageRecord) -> None:
         """Settle a request. A router's refusal does not wait for it: it must be quick."""
-        if record.finish_reason == "overloaded" and not trace.usage.num_attempts:
+        if record.finish_reason == "overloaded" and not trace.usage.num_submits:
             self._auditor.settled(trace.request_id)
             self._outbox.settle_beside(record)
             return

@@ -8,17 +8,24 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
 
+from opentelemetry.trace import SpanKind
+
 from baton.runtime.telemetry import Span, StageTimer, start_span
 from baton.system.clock import Clock
 from baton.wire.engine_time import add_time
 from baton.wire.failures import Cancelled
 from baton.wire.v1.failure_pb2 import EngineTime
+from services.gateway import instruments
 from services.gateway.clients.protocols import CallContext
 from services.gateway.openai.generation import Usage
+from services.gateway.request.attempt_spans import AttemptSpans
 from services.gateway.request.incoming import Client, Head, IncomingRequest
 from services.gateway.routing.explanations import Explanation
 from services.gateway.tenants.lease import Lease
 from services.gateway.text.choice_text import ChoiceText
+
+# In OpenTelemetry's words: whose conventions, beyond its own, these spans and metrics follow.
+PROVIDER = "baton"
 
 
 class Stage(StrEnum):
@@ -40,6 +47,12 @@ class Stage(StrEnum):
     FLUSH = "flush"
 
 
+# Calls to other processes.
+_CALLS = frozenset(
+    {Stage.AUTH, Stage.RESERVE, Stage.TOKENIZE, Stage.SAFETY, Stage.PICK, Stage.SETTLE}
+)
+
+
 @dataclass(slots=True, eq=False)
 class RequestUsage:
     """The tokens that one request has used so far, over all its choices and attempts.
@@ -49,8 +62,11 @@ class RequestUsage:
 
     num_prompt_tokens: int = 0
     choices: Sequence[ChoiceText] = ()
-    num_attempts: int = 0
-    # Attempts that ended in more than a refusal for room: they may have computed blocks.
+    # What a worker was asked to do, also where it had no room. Each has this number as its epoch.
+    num_submits: int = 0
+    # Of those the refusals for room, which are no attempts (decision 0004).
+    num_refusals: int = 0
+    # Attempts that failed: they may have computed blocks.
     num_failed_attempts: int = 0
     num_received: int = 0
     # A worker produced a token of it, or was at work on it when the client left. A prompt that
@@ -60,6 +76,11 @@ class RequestUsage:
     num_cached: dict[int, int] = field(default_factory=dict)
     # What all attempts cost that have ended, as far as their workers have told.
     engine: EngineTime = field(default_factory=EngineTime)
+
+    @property
+    def num_attempts(self) -> int:
+        """The attempts that workers made."""
+        return self.num_submits - self.num_refusals
 
     @property
     def num_cached_tokens(self) -> int:
@@ -132,17 +153,26 @@ class RequestTrace:
     they are in the access line.
     """
 
-    def __init__(self, incoming: IncomingRequest, client: Client, clock: Clock) -> None:
+    def __init__(
+        self,
+        incoming: IncomingRequest,
+        client: Client,
+        clock: Clock,
+        whole: "RequestTrace | None" = None,
+    ) -> None:
+        """`whole`: the request of which this is one prompt."""
         self.incoming = incoming
         self.request_id = incoming.request_id
         self.client = client
         self.usage = RequestUsage()
-        self.span = start_span(
-            "gateway.request", traceparent=incoming.traceparent, request_id=incoming.request_id
-        )
+        self.span = _span_of(incoming, whole)
+        self.attempts = AttemptSpans(self.span, incoming.request_id, clock)
         self.timer = StageTimer(clock)
         self.started_unix_s = clock.unix()
         self._stage = Stage.AUTH
+        # From its arrival to its first token, once that is there.
+        self.first_token_s: float | None = None
+        self.is_streamed = False
         self.tenant = ""
         self.model_name = ""
         # From its reservation on.
@@ -165,6 +195,16 @@ class RequestTrace:
             self.timer.enter()
 
     @property
+    def metered_name(self) -> str:
+        """The label of its model in metrics."""
+        return instruments.METERING.label(self.model_name)
+
+    @property
+    def gen_ai_labels(self) -> tuple[str, str, str]:
+        """Operation, provider and model, as OpenTelemetry's metrics have them."""
+        return self.incoming.endpoint.operation, PROVIDER, self.metered_name
+
+    @property
     def has_timed_out(self) -> bool:
         """Its time is over. The timer may be early by a turn of the event loop."""
         return self.timeout is not None and self.timeout.expired() and not self.is_cancelled
@@ -177,7 +217,7 @@ class RequestTrace:
 
     def measure(self, stage: Stage, migration: Span | None = None) -> "Measured":
         """Count the time in this block as this stage, also when it fails; all of a `migration` is
-        one stage. The span is below the request's, or the migration's.
+        one stage. The span is below the request's, the migration's, or that of a wait for room.
 
         Raises Cancelled, instead of beginning a stage, when the client has left; what was reserved
         is settled all the same.
@@ -186,7 +226,9 @@ class RequestTrace:
             raise Cancelled("the client left")
         if self.client.gone_s is None and migration is None:
             self.stage = stage
-        span = start_span(stage, parent=migration or self.span, request_id=self.request_id)
+        kind = SpanKind.CLIENT if stage in _CALLS else SpanKind.INTERNAL
+        above = self.attempts.wait or migration or self.span
+        span = start_span(stage, parent=above, request_id=self.request_id, kind=kind)
         return Measured(span, self.timer, Stage.MIGRATION if migration else stage)
 
     @contextmanager
@@ -212,6 +254,23 @@ class RequestTrace:
         if lease is None:
             return Head(stages, None, explanation=explanation)
         return Head(stages, lease.limits, lease.local, explanation)
+
+
+def _span_of(incoming: IncomingRequest, whole: RequestTrace | None) -> Span:
+    """The span of a request, or of one of its prompts. It gets its whole name with its model."""
+    request_id = incoming.request_id
+    if whole is not None:
+        return start_span("prompt", parent=whole.span, request_id=request_id)
+    span = start_span(
+        incoming.endpoint.operation,
+        traceparent=incoming.traceparent,
+        request_id=request_id,
+        # Nobody waits for the line of a batch.
+        kind=SpanKind.CONSUMER if incoming.is_batch else SpanKind.SERVER,
+    )
+    for traceparent, relation in incoming.links:
+        span.link(traceparent, relation)
+    return span
 
 
 class Measured:

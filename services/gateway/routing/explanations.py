@@ -119,6 +119,7 @@ class Explanation:
         self._is_counted = is_counted
         self._tenant = tenant
         self._model_name = model_name
+        self._label = instruments.METERING.label(model_name)
         self._picks: deque[ExplainedPick] = deque(maxlen=MAX_PICKS)
         self._num_cached_tokens: int | None = None
         # Between two tokens, in the mean.
@@ -135,10 +136,10 @@ class Explanation:
         if not self._is_counted:
             return
         for part, ratio in pick.errors().items():
-            instruments.GATEWAY_PICK_ERROR.labels(self._model_name, part).observe(ratio)
+            instruments.GATEWAY_PICK_ERROR.labels(self._label, part).observe(ratio)
         regret_s = pick.regret_s
         if regret_s is not None:
-            instruments.GATEWAY_PICK_REGRET.labels(self._model_name).observe(regret_s)
+            instruments.GATEWAY_PICK_REGRET.labels(self._label).observe(regret_s)
 
     def ended(self, num_cached_tokens: int, token_gap_s: float | None) -> None:
         """Note the counts of the whole request; `token_gap_s` is None where one attempt alone did
@@ -148,7 +149,7 @@ class Explanation:
         chosen = self._picks[-1].chosen
         if self._is_counted and chosen is not None and token_gap_s is not None:
             ratio = _ratio(token_gap_s, chosen.step_s)
-            instruments.GATEWAY_PICK_ERROR.labels(self._model_name, "token_gap").observe(ratio)
+            instruments.GATEWAY_PICK_ERROR.labels(self._label, "token_gap").observe(ratio)
 
     def to_json(self) -> bytes:
         """The explanation as ASCII, fit for a header."""

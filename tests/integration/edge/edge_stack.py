@@ -15,8 +15,8 @@ import httpx
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import peer_tls
 from baton.runtime.http_call import call
+from baton.runtime.otlp.span_headers import envoy_variables
 from baton.runtime.process import Process
-from baton.runtime.span_headers import envoy_variables
 from baton.system.clock import SystemClock
 from services.edge.__main__ import serve
 from services.edge.discovery import Found, GatewayReplica, GatewayState, Location

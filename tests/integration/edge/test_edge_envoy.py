@@ -13,8 +13,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from baton.localstack.span_store import StoredSpan, spans_of_export
-from baton.runtime import span_headers
 from baton.runtime.http_call import call
+from baton.runtime.otlp import span_headers
 from baton.testing.certificates import Authority
 from services.edge.discovery import GatewayState, Location
 from services.edge.tracing import AUTHORITIES, ENDPOINT, tracing_of
@@ -284,23 +284,31 @@ async def test_two_lengths_are_one_400_and_a_close(
     assert [gateway.num_requests for gateway in edge.gateways] == before
 
 
-async def test_the_span_of_the_edge_lies_between_the_client_and_the_gateway(
-    edge: Edge, http: httpx.AsyncClient, spans: list[StoredSpan]
+@pytest.mark.parametrize("flag", ["01", "00"])
+async def test_a_request_begins_a_trace_at_the_edge_whatever_its_client_says(
+    edge: Edge, http: httpx.AsyncClient, spans: list[StoredSpan], flag: str
 ) -> None:
-    trace_id, client_span = "a" * 32, "b" * 16
-    headers = {"traceparent": f"00-{trace_id}-{client_span}-01"}
+    theirs = f"00-{'a' * 32}-{'b' * 16}-{flag}"
+    headers = {"traceparent": theirs, "x-baton-client-traceparent": "forged"}
     answer = await http.post(f"{CHAT}?api_key=secret", content=b"{}", headers=headers)
     serving = next(g for g in edge.gateways if g.name == answer.headers["x-gateway"])
 
+    sent = serving.requests[-1]
+    assert sent["x-baton-client-traceparent"] == theirs
+    _, trace_id, call_id, sampled = sent["traceparent"].split("-")
+    assert (trace_id == "a" * 32, sampled) == (False, "01")
+
     async def has_come() -> bool:
-        return any(span.trace_id == trace_id for span in spans)
+        return sum(span.trace_id == trace_id for span in spans) == 2
 
     await edge.until(has_come)
-    (span,) = (span for span in spans if span.trace_id == trace_id)
-    assert (span.service, span.name, span.parent_id) == ("edge", "edge", client_span)
-    assert span.request_id == answer.headers["x-request-id"]
-    assert serving.requests[-1]["traceparent"] == f"00-{trace_id}-{span.span_id}-01"
-    assert "secret" not in str(span.attributes)
+    own, called = sorted(
+        (span for span in spans if span.trace_id == trace_id), key=lambda span: span.parent_id
+    )
+    assert (own.service, own.name, own.parent_id) == ("envoy", f"POST {CHAT}", "")
+    assert own.request_id == answer.headers["x-request-id"]
+    assert (called.span_id, called.parent_id) == (call_id, own.span_id)
+    assert "secret" not in str(own.attributes)
     _, shown = await call(edge.admin, "/config_dump", timeout_s=PATIENCE_S)
     assert b"x-token" in shown
     assert b"hunter2" not in shown

@@ -51,7 +51,7 @@ class _Admin(http.server.BaseHTTPRequestHandler):
 
 def span(span_id: str, parent: str, name: str, service: str, start_ms: int, end_ms: int):
     attributes = {"gen_ai.request.model": "demo", "note": NASTY}
-    if name == "gateway.request":
+    if name == "chat demo":
         attributes["baton.outcome"] = "stop"
     return StoredSpan(
         "t1", span_id, parent, "req-done", service, name,
@@ -64,7 +64,7 @@ def moved() -> list[StoredSpan]:
     lost = {"baton.lost.worker_id": "decode-1", "baton.lost.reason": "worker_lost"}
     whole = {"baton.num_attempts": "2", "baton.outcome": "stop"}
     rows = [
-        ("a", "", "gateway.request", "gateway", 0, 3000, whole),
+        ("a", "", "chat demo", "gateway", 0, 3000, whole),
         ("b", "a", "decode", "decode_worker", 20, 900, {"baton.worker_id": "decode-1"}),
         ("c", "a", "move", "gateway", 900, 1400, lost),
         (
@@ -86,7 +86,7 @@ def ended(number: int) -> StoredSpan:
     start_ns = time.time_ns() - 20_000_000
     attributes = {"gen_ai.request.model": "demo", "baton.outcome": "stop", "baton.tenant": "busy"}
     return StoredSpan(
-        f"n{number}", f"n{number}", "", f"req_{number:032x}", "gateway", "gateway.request",
+        f"n{number}", f"n{number}", "", f"req_{number:032x}", "gateway", "chat demo",
         start_ns, start_ns + 10_000_000, False, attributes,
     )  # fmt: skip
 
@@ -135,7 +135,7 @@ def page(home: Home) -> Iterator[str]:
     with SpanStore(home.spans) as store:
         store.add(
             [
-                span("a", "", "gateway.request", "gateway", 0, 100),
+                span("a", "", "chat demo", "gateway", 0, 100),
                 span("b", "a", "decode", "decode-1", 20, 90),
                 span("c", "b", "prefill.compute", "prefill-1", 25, 40),
                 *moved(),

@@ -41,7 +41,7 @@ def test_the_fleet_its_requests_and_a_waterfall_are_told(page: str) -> None:
     assert took_s["req-done"] == 0.1
     done = get(f"{page}/api/requests/req-done")
     assert [(each["name"], each["kind"]) for each in done["spans"]] == [
-        ("gateway.request", "request"), ("decode", "decode"),
+        ("chat demo", "request"), ("decode", "decode"),
         ("prefill.compute", "prefill.compute"),
     ]  # fmt: skip
 

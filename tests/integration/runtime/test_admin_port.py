@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from prometheus_client import REGISTRY, Gauge
 
 from baton.runtime import admin
 
@@ -41,6 +42,27 @@ async def test_a_stuck_event_loop_is_not_alive(monkeypatch: pytest.MonkeyPatch) 
     asking.join(60)  # the loop is stuck in here
     assert answers == [(503, "the event loop is stuck\n")]
     assert (await asyncio.to_thread(get, port, "/metrics"))[0] == 200
+
+
+async def test_metrics_have_the_same_names_in_openmetrics() -> None:
+    """A real Prometheus asks as here; the library writes `vllm_` for `vllm:` then, if it is let."""
+    gauge = Gauge("vllm:num_named", "A name as engines have them.")
+    port = admin.start_admin("127.0.0.1:0")
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics",
+        headers={"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"},
+    )
+
+    def ask() -> tuple[str, str]:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.headers["Content-Type"], answer.read().decode()
+
+    kind, page = await asyncio.to_thread(ask)
+    REGISTRY.unregister(gauge)
+    assert kind.startswith("application/openmetrics-text; version=1.0.0;")
+    assert page.endswith("# EOF\n")
+    assert "\nvllm:num_named 0.0\n" in page
+    assert "vllm_" not in page
 
 
 async def test_a_page_is_made_on_the_services_own_loop() -> None:

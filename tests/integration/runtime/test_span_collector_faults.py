@@ -12,7 +12,8 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 
-from baton.runtime import instruments, span_export, telemetry
+from baton.runtime import instruments, telemetry
+from baton.runtime.otlp import span_export
 
 # Several times what may wait.
 NUM_SPANS = 4 * span_export.MAX_WAITING

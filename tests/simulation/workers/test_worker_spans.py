@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 from prometheus_client import REGISTRY
 
 from baton.runtime import telemetry
@@ -13,6 +14,7 @@ from baton.testing.virtual_clock import virtual
 from tests.simulation.workers.fleet import fleet
 
 PROMPT = list(range(100, 150))
+STAGES = {"prefill.queue", "prefill.compute"}
 ROOT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -35,13 +37,19 @@ def test_spans_of_a_handed_over_request_have_the_right_parents(
     scenario()
 
     spans = {span.name: span for span in exporter.get_finished_spans()}
-    assert set(spans) == {"decode", "handoff", "prefill.queue", "prefill.compute"}
+    assert set(spans) == {"decode", "handoff", "prefill", *STAGES}
     assert {span.context.trace_id for span in spans.values()} == {int(ROOT[3:35], 16)}
     parents = {name: span.parent.span_id for name, span in spans.items()}
     assert parents["decode"] == int(ROOT[36:52], 16)
     assert parents["handoff"] == spans["decode"].context.span_id
-    assert parents["prefill.queue"] == spans["handoff"].context.span_id
-    assert parents["prefill.compute"] == spans["handoff"].context.span_id
+    assert parents["prefill"] == spans["handoff"].context.span_id
+    assert {parents[stage] for stage in STAGES} == {spans["prefill"].context.span_id}
+    kinds = {name: span.kind for name, span in spans.items() if name not in STAGES}
+    assert kinds == {
+        "decode": SpanKind.SERVER,
+        "handoff": SpanKind.CLIENT,
+        "prefill": SpanKind.SERVER,
+    }
     assert all(s.attributes["baton.request_id"] == "request-1" for s in spans.values())
     assert spans["handoff"].attributes["baton.num_blocks_received"] == 4
 

@@ -20,7 +20,7 @@ def request(number: int, tenant: str, ms: int, failed: bool = False) -> StoredSp
     attributes = {"baton.tenant": tenant, "baton.outcome": "stop", "gen_ai.request.model": "demo"}
     times = (number * 10_000 * MS, number * 10_000 * MS + ms * MS)
     return StoredSpan(
-        f"t{number}", "a", "", f"req_{number}", "gateway", "gateway.request", *times, failed,
+        f"t{number}", "a", "", f"req_{number}", "gateway", "chat demo", *times, failed,
         attributes,
     )  # fmt: skip
 

@@ -219,6 +219,7 @@ class Fleet:
             "read_body": whole(msgspec.json.encode(fields)),
             "authorization": f"Bearer {KEY}",
             "first_token_s": self.first_token_s,
+            "route": path,
             **changes,
         }
         return IncomingRequest(**values)

@@ -2,6 +2,9 @@ from pathlib import Path
 
 from baton.localstack.span_store import SpanStore, StoredSpan, spans_of_export
 
+# The span of a whole request has it.
+ENDED = {"baton.outcome": "stop"}
+
 
 def span(span_id: str, parent: str = "", name: str = "s", **more) -> StoredSpan:
     values = {
@@ -19,9 +22,9 @@ def span(span_id: str, parent: str = "", name: str = "s", **more) -> StoredSpan:
 
 def test_all_spans_of_a_request_are_found_even_those_without_its_id(tmp_path: Path) -> None:
     with SpanStore(tmp_path / "spans.db") as store:
-        root = span("a", name="gateway.request")
+        root = span("a", name="chat demo", attributes=ENDED)
         store.add([root, span("b", "a", request_id=""), span("c", trace_id="t2")])
-        other = span("d", name="gateway.request", trace_id="t3", request_id="r2", start_ns=5)
+        other = span("d", trace_id="t3", request_id="r2", start_ns=5, attributes=ENDED)
         store.add([other])
         assert {found.span_id for found in store.of_request("r1")} == {"a", "b", "c"}
         assert store.last_request_ids(2) == ["r2", "r1"]
@@ -32,8 +35,8 @@ def test_the_latest_request_that_its_client_calls_so_is_found(tmp_path: Path) ->
     with SpanStore(tmp_path / "spans.db") as store:
         for number in range(3):
             own = {"trace_id": f"t{number}", "request_id": f"r{number}", "start_ns": number}
-            named = theirs if number < 2 else {}
-            store.add([span("a", name="gateway.request", attributes=named, **own)])
+            named = ENDED | (theirs if number < 2 else {})
+            store.add([span("a", name="chat demo", attributes=named, **own)])
             store.add([span("b", "a", **own)])
         assert [found.request_id for found in store.of_request("job.1")] == ["r1", "r1"]
         assert store.of_request("job") == []
@@ -57,12 +60,14 @@ def test_what_the_sdk_exports_can_be_read_back() -> None:
     from baton.runtime import telemetry
 
     exporter = InMemorySpanExporter()
-    telemetry.setup("svc", SimpleSpanProcessor(exporter))
-    with telemetry.start_span("outer", request_id="r9", attributes={"n": 3}) as outer:
+    telemetry.setup("decode_worker", SimpleSpanProcessor(exporter))
+    with telemetry.start_span(
+        "outer", request_id="r9", attributes={"n": 3, "m": ["a", "b"]}
+    ) as outer:
         telemetry.start_span("inner", parent=outer, request_id="r9").end()
     telemetry.setup("svc")
     inner, parent = spans_of_export(encode_spans(exporter.get_finished_spans()))
-    assert (inner.name, parent.name, parent.service) == ("inner", "outer", "svc")
+    assert (inner.name, parent.name, parent.service) == ("inner", "outer", "decode_worker")
     assert inner.parent_id == parent.span_id
-    assert parent.attributes == {"n": "3"}
+    assert parent.attributes == {"n": "3", "m": "a,b"}
     assert parent.request_id == "r9"

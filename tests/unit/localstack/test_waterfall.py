@@ -23,7 +23,7 @@ def span(span_id: str, parent: str = "", name: str = "s", **more: object) -> Sto
 
 TOLD = {"baton.outcome": "stop", "baton.tenant": "acme", "gen_ai.usage.output_tokens": "7"}
 SPANS = [
-    span("a", name="gateway.request", end_ns=10 * MS, attributes=TOLD),
+    span("a", name="chat demo", end_ns=10 * MS, attributes=TOLD),
     span("c", "b", "decode", service="decode_worker", start_ns=5 * MS, end_ns=9 * MS),
     span("e", "c", "handoff", service="decode_worker", start_ns=5 * MS, end_ns=6 * MS),
     span(
@@ -36,7 +36,7 @@ SPANS = [
 def test_a_row_has_its_milliseconds_first_and_its_service_and_name_behind_the_bar() -> None:
     rows = [line.split() for line in render(SPANS)[5:]]
     assert [(row[0], row[2], row[3]) for row in rows] == [
-        ("10.00", "gateway", "gateway.request"),
+        ("10.00", "gateway", "chat"),
         ("1.00", "gateway", "pick"),
         ("4.00", "decode", "decode"),
         ("1.00", "decode", "handoff"),
@@ -69,12 +69,12 @@ def test_the_head_says_when_the_first_token_came_and_where_it_is_drawn() -> None
 def test_children_of_a_span_that_was_not_exported_go_below_the_request_in_order_of_time() -> None:
     lines = render(
         [
-            span("a", name="gateway.request", end_ns=10 * MS),
+            span("a", name="chat demo", end_ns=10 * MS),
             span("d", "a", "move", start_ns=5 * MS, end_ns=6 * MS),
             span("c", "killed", "handoff", start_ns=2 * MS, end_ns=3 * MS),
         ]
     )
-    assert [line.split()[3] for line in lines[-3:]] == ["gateway.request", "handoff", "move"]
+    assert [line.split()[3] for line in lines[-3:]] == ["chat", "handoff", "move"]
 
 
 def test_without_spans_there_is_nothing_to_show() -> None:

@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from baton.runtime.span_export import MAX_BATCH, SpanExport
+from baton.runtime.otlp.span_export import MAX_BATCH, SpanExport
 
 
 class Collector(SpanExporter):

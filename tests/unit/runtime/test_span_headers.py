@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from baton.runtime.environment import SettingsError
-from baton.runtime.span_headers import FILE, VARIABLE, envoy_variables, span_headers
+from baton.runtime.otlp.span_headers import FILE, VARIABLE, envoy_variables, span_headers
 
 
 @pytest.mark.parametrize(

@@ -110,11 +110,21 @@ volumes:
   {{- with $own.extraVolumes }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
 
-{{/* Variables: the chart's, the user's over them (a value, or the body of valueFrom), and fields of the pod. */}}
+{{/* Variables: fields of the pod, which others may name, the chart's, and the user's over them (a value, or the body of valueFrom). */}}
 {{- define "baton.pod.env" -}}
-{{- $env := mergeOverwrite (deepCopy (.spec.env | default dict)) (.own.env | default dict) }}
-{{- if or $env .spec.fieldEnv -}}
+{{- $env := deepCopy (.spec.env | default dict) }}
+{{- $fields := deepCopy (.spec.fieldEnv | default dict) }}
+{{- if hasKey $env "OTEL_EXPORTER_OTLP_ENDPOINT" }}
+{{- $who := dict "K8S_NAMESPACE" "metadata.namespace" "K8S_POD_NAME" "metadata.name" "K8S_POD_UID" "metadata.uid" "K8S_NODE_NAME" "spec.nodeName" }}
+{{- $fields = merge $fields $who }}
+{{- $_ := set $env "OTEL_RESOURCE_ATTRIBUTES" (include "baton.otel.resource" .) }}
+{{- end }}
+{{- $env = mergeOverwrite $env (.own.env | default dict) }}
+{{- if or $env $fields -}}
 env:
+  {{- range $name, $path := $fields }}
+  - {name: {{ $name }}, valueFrom: {fieldRef: {fieldPath: {{ $path | quote }}}}}
+  {{- end }}
   {{- range $name, $value := $env }}
   {{- if kindIs "map" $value }}
   - {name: {{ $name }}, valueFrom: {{ toJson $value }}}
@@ -122,10 +132,12 @@ env:
   - {name: {{ $name }}, value: {{ include "baton.text" $value | quote }}}
   {{- end }}
   {{- end }}
-  {{- range $name, $path := .spec.fieldEnv }}
-  - {name: {{ $name }}, valueFrom: {fieldRef: {fieldPath: {{ $path | quote }}}}}
-  {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* Who a pod is, in the words of OpenTelemetry's resources; the service's own name is known in it. */}}
+{{- define "baton.otel.resource" -}}
+service.namespace={{ include "baton.fullname" .root }},service.instance.id=$(K8S_POD_NAME),k8s.namespace.name=$(K8S_NAMESPACE),k8s.pod.name=$(K8S_POD_NAME),k8s.pod.uid=$(K8S_POD_UID),k8s.node.name=$(K8S_NODE_NAME),k8s.container.name={{ .spec.container | default .spec.component }}
 {{- end }}
 
 {{/* Nodes for a pod, from its keys. */}}

@@ -15,7 +15,6 @@ from services.gateway.http.request import (
     new_request_id,
     own_headers,
     timeout_of,
-    traceparent_of,
 )
 from services.gateway.http.response import (
     HttpResponse,
@@ -24,6 +23,7 @@ from services.gateway.http.response import (
     limit_headers,
     server_timing,
 )
+from services.gateway.http.trace_border import CLIENT_HEADER, TraceBorder
 from services.gateway.openai.collected import PART_BYTES
 
 
@@ -74,11 +74,25 @@ def test_two_authorization_headers_are_no_key() -> None:
     assert authorization_of(headers()) is None
 
 
-def test_only_a_well_formed_traceparent_is_used() -> None:
+def test_a_clients_trace_is_a_link_and_decides_nothing() -> None:
     good = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
-    assert traceparent_of(headers(traceparent=good)) == good
-    assert traceparent_of(headers(traceparent="00-xyz")) == ""
-    assert traceparent_of(headers()) == ""
+    border = TraceBorder()
+    assert border.parent(headers(traceparent=good)) == ""
+    assert border.links(headers(traceparent=good)) == ((good, "client"),)
+    assert border.links(headers(traceparent="00-xyz")) == ()
+    assert border.links(headers()) == ()
+    # What Envoy would say is nobody else's to say; a link is all that comes of it.
+    assert border.links(headers(**{CLIENT_HEADER: good})) == ()
+
+
+def test_a_trusted_callers_trace_goes_on_here() -> None:
+    good, clients = ("00-" + "a" * 32 + "-" + kind * 16 + "-01" for kind in "bc")
+    border = TraceBorder(trusts_callers=True)
+    assert border.parent(headers(traceparent=good)) == good
+    assert border.links(headers(traceparent=good)) == ()
+    told = headers(traceparent=good, **{CLIENT_HEADER: clients})
+    assert border.links(told) == ((clients, "client"),)
+    assert border.parent(headers(traceparent="00-xyz")) == ""
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ def test_a_worker_without_room_is_excluded_and_the_epoch_rises() -> None:
         assert sink.text() == "Hello there."
         assert list(fleet.router.picked[1].exclude_worker_ids) == ["w1"]
         assert fleet.workers["w2"].submits[0].epoch == 2
-        assert fleet.record.num_attempts == 2
+        # A refusal for room is no attempt (decision 0004).
+        assert fleet.record.num_attempts == 1
 
     simulate(scenario)
 

@@ -3,15 +3,18 @@
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import REGISTRY
 
 from baton.runtime import telemetry
-from baton.wire.failures import InvalidRequest
+from baton.wire.failures import BatonError, InvalidRequest, NoRoom, Unavailable
+from services.gateway.request.limits import Limits
 from tests.unit.gateway.fakes import Fleet, RecordingSink, artifact, simulate
 
 TRACE = "a" * 32
@@ -44,11 +47,11 @@ def test_stages_are_children_of_the_request_and_hops_get_their_own(
         )
         await fleet.gateway.pipeline.run(incoming, RecordingSink())
         spans = by_name(exporter)
-        root = spans["gateway.request"]
+        root = spans["chat demo"]
         assert root.context.trace_id == int(TRACE, 16)
         assert root.parent is not None
         assert root.parent.span_id == int("b" * 16, 16)
-        for name in ("auth", "validate", "tokenize", "reserve", "pick", "settle"):
+        for name in ("auth", "validate", "tokenize", "reserve", "pick", "attempt", "settle"):
             assert spans[name].parent is not None
             assert spans[name].parent.span_id == root.context.span_id, name
         assert spans["queue"].parent is not None
@@ -56,7 +59,7 @@ def test_stages_are_children_of_the_request_and_hops_get_their_own(
         for span in spans.values():
             assert span.attributes is not None
             assert span.attributes["baton.request_id"] == "r1"
-        request_hop = f"{root.context.span_id:016x}"
+        request_hop = f"{spans['attempt'].context.span_id:016x}"
         assert fleet.worker.submits[0].traceparent.split("-")[2] == request_hop
         for context, name in (
             (fleet.tokenizer.contexts[0], "tokenize"),
@@ -68,6 +71,130 @@ def test_stages_are_children_of_the_request_and_hops_get_their_own(
             assert context.request_id == "r1"
 
     simulate(scenario)
+
+
+def test_kinds_say_which_spans_are_calls(exporter: InMemorySpanExporter) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat()
+
+    simulate(scenario)
+    kinds = {name: span.kind for name, span in by_name(exporter).items()}
+    assert kinds.pop("chat demo") is SpanKind.SERVER
+    inner = {name for name, kind in kinds.items() if kind is SpanKind.INTERNAL}
+    assert inner == {"validate", "queue"}
+    assert set(kinds.values()) == {SpanKind.CLIENT, SpanKind.INTERNAL}
+
+
+def test_the_root_tells_the_story_of_the_request(exporter: InMemorySpanExporter) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.workers["w1"].refusal = Unavailable("gone", reason="worker_lost")
+        await fleet.chat(stream=True)
+
+    simulate(scenario)
+    root = by_name(exporter)["chat demo"]
+    attributes = dict(root.attributes or {})
+    assert root.status.status_code is StatusCode.UNSET
+    assert attributes.pop("gen_ai.response.time_to_first_chunk") > 0
+    assert "decode=" in str(attributes.pop("baton.stages"))
+    assert attributes.pop("gen_ai.usage.input_tokens") > 0
+    assert attributes == {
+        "baton.request_id": "r1",
+        "baton.tenant": "acme",
+        "baton.outcome": "stop",
+        "baton.num_attempts": 2,
+        "baton.workers": ("w1<p1", "w2<p1"),
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "baton",
+        "gen_ai.request.model": "demo",
+        "gen_ai.request.stream": True,
+        "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.usage.output_tokens": 13,
+        "gen_ai.usage.cache_read.input_tokens": 0,
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "http.route": "/v1/chat/completions",
+    }
+    first, second = (s for s in exporter.get_finished_spans() if s.name == "attempt")
+    assert (first.status.status_code, second.status.status_code) == (
+        StatusCode.ERROR,
+        StatusCode.UNSET,
+    )
+    assert (first.attributes or {})["error.type"] == "worker_lost"
+    picks = [s for s in exporter.get_finished_spans() if s.name == "pick"]
+    for attempt, pick in zip((first, second), picks, strict=True):
+        assert [link.context.span_id for link in attempt.links] == [pick.context.span_id]
+
+
+def test_a_wait_for_room_is_one_span_and_no_failure(exporter: InMemorySpanExporter) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.workers["w1"].refusal = NoRoom("full")
+        await fleet.chat()
+
+    simulate(scenario)
+    spans = exporter.get_finished_spans()
+    assert not [span.name for span in spans if span.status.status_code is StatusCode.ERROR]
+    (attempt,) = (span for span in spans if span.name == "attempt")
+    (wait,) = (span for span in spans if span.name == "wait for room")
+    assert (attempt.attributes or {})["baton.epoch"] == 2
+    assert (wait.attributes or {})["baton.num_refusals"] == 1
+    assert (wait.attributes or {})["baton.refused_by"] == "w1"
+    assert [link.context.span_id for link in wait.links] == [attempt.context.span_id]
+    assert wait.end_time is not None
+    assert attempt.start_time is not None
+    picks = [span.parent.span_id for span in spans if span.name == "pick" and span.parent]
+    assert picks[1] == wait.context.span_id
+    assert (by_name(exporter)["chat demo"].attributes or {})["baton.num_attempts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [("worker_lost", 503, StatusCode.ERROR), ("invalid_value", 400, StatusCode.UNSET)],
+)
+def test_a_clients_own_fault_is_no_error_of_the_server(
+    exporter: InMemorySpanExporter, reason: str, status: int, code: StatusCode
+) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        for worker in fleet.workers.values():
+            worker.refusal = Unavailable("gone", reason=reason)
+        with pytest.raises(BatonError):
+            await fleet.chat()
+
+    simulate(scenario)
+    root = by_name(exporter)["chat demo"]
+    assert root.status.status_code is code
+    attributes = root.attributes or {}
+    assert attributes["http.response.status_code"] == status
+    assert attributes["error.type" if code is StatusCode.ERROR else "baton.refused"] == reason
+
+
+@pytest.mark.parametrize(
+    ("refusal", "slow_s", "kept"),
+    [
+        (None, 10.0, None),
+        (None, 1e-9, "slow"),
+        (Unavailable("x", reason="worker_lost"), 0, "failed"),
+    ],
+)
+def test_of_a_trace_without_sampling_what_matters_is_kept(
+    exporter: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: Unavailable | None,
+    slow_s: float,
+    kept: str | None,
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    telemetry.setup("gateway", SimpleSpanProcessor(exporter))
+
+    async def scenario(fleet: Fleet) -> None:
+        for worker in fleet.workers.values():
+            worker.refusal = refusal
+        with suppress(Unavailable):
+            await fleet.chat()
+
+    simulate(scenario, limits=Limits(slow_first_token_s=slow_s))
+    reasons = [(span.attributes or {})["baton.kept"] for span in exporter.get_finished_spans()]
+    assert reasons == ([kept] if kept else [])
+    assert set(by_name(exporter)) <= {"chat demo"}
 
 
 def test_the_access_line_has_the_stages(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,7 +287,7 @@ def test_the_span_has_the_tokens_of_reasoning(exporter: InMemorySpanExporter) ->
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.texts = ["<think>a</think>b"]
         await fleet.chat(max_tokens=50)
-        attributes = by_name(exporter)["gateway.request"].attributes
+        attributes = by_name(exporter)["chat demo"].attributes
         assert attributes is not None
         assert attributes["gen_ai.usage.reasoning.output_tokens"] == len("<think>a</think>")
 

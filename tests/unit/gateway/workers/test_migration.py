@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY
 
+from baton.runtime import telemetry
 from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure, Unavailable, to_wire
 from baton.wire.v1 import quota_pb2, worker_pb2
 from services.gateway.request.limits import Limits
@@ -69,6 +72,54 @@ def test_the_client_sees_a_pause_and_nothing_else(num_tokens: int) -> None:
         assert moves("worker_lost") == before + 1
 
     simulate(scenario)
+
+
+def test_a_move_links_the_attempt_that_was_lost_and_the_one_that_goes_on() -> None:
+    exporter = InMemorySpanExporter()
+    telemetry.setup("gateway", SimpleSpanProcessor(exporter))
+
+    async def scenario(fleet: Fleet) -> None:
+        say_everywhere(fleet, TEXT)
+        await moved(fleet, 3, max_tokens=300)
+
+    simulate(scenario)
+    telemetry.setup("gateway")
+    spans = exporter.get_finished_spans()
+    lost, chosen = (span for span in spans if span.name == "attempt")
+    (move,) = (span for span in spans if span.name == "move")
+    assert [(link.context.span_id, link.attributes) for link in move.links] == [
+        (lost.context.span_id, {"baton.link": "lost"}),
+        (chosen.context.span_id, {"baton.link": "chosen"}),
+    ]
+    assert chosen.parent is not None
+    assert chosen.parent.span_id == move.context.span_id
+    picks = [span.parent.span_id for span in spans if span.name == "pick" and span.parent]
+    assert picks[1] == move.context.span_id
+
+
+def test_the_trace_of_a_moved_request_is_kept_without_sampling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    exporter = InMemorySpanExporter()
+    telemetry.setup("gateway", SimpleSpanProcessor(exporter))
+
+    async def scenario(fleet: Fleet) -> None:
+        say_everywhere(fleet, TEXT)
+        await moved(fleet, 3, max_tokens=300)
+        # The workers were told the ids under which the gateway's span is found.
+        (span,) = exporter.get_finished_spans()
+        assert span.attributes is not None
+        assert (span.attributes["baton.kept"], span.attributes["baton.num_attempts"]) == (
+            "moved",
+            2,
+        )
+        (second,) = fleet.workers["w2"].submits
+        assert second.traceparent.split("-")[1] == f"{span.context.trace_id:032x}"
+
+    simulate(scenario, limits=Limits(slow_first_token_s=0))
+    monkeypatch.undo()
+    telemetry.setup("gateway")
 
 
 @AFTER_TOKENS
