@@ -62,6 +62,7 @@ def test_the_scenario_of_a_rate_is_one_that_can_be_read() -> None:
     read = scenario.parse("sweep", text.encode(), Path("/folder"))
     assert (read.load.shape, read.trace.file) == ("replay", "/folder/trace.jsonl")
     assert read.goodput == scenario.load("mixed").goodput
+    assert read.slo == {"failed_share": 0.1, "goodput_share": sweep.KNEE_SHARE, "lag_p99_ms": 100}
 
 
 @pytest.mark.parametrize(
