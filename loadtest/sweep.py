@@ -115,7 +115,7 @@ def fitted(scenario: Scenario, deployment: Deployment) -> tuple[Scenario, list[s
 
 
 def scenario_text(scenario: Scenario, rate: float, seconds: float) -> str:
-    """The scenario of one rate, beside its trace. The sweep judges; the run has no limits."""
+    """The scenario of one rate, beside its trace; its limits are those of the knee."""
     limits = scenario.goodput
     return f"""title = "{rate:g} requests a second of {scenario.name}"
 [load]
@@ -129,8 +129,9 @@ session_gap_s = 0.000001
 ttft_ms = {limits.ttft_ms}
 tpot_ms = {limits.tpot_ms}
 [slo]
-failed_share = 1
-lag_p99_ms = 1000000
+failed_share = {1 - KNEE_SHARE:.3g}
+goodput_share = {KNEE_SHARE}
+lag_p99_ms = {_LIMIT_LAG_MS}
 """
 
 

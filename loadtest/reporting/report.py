@@ -105,7 +105,9 @@ def warnings(summary: Summary) -> list[str]:
             "use more processes"
         )
     if (lag_ms := generator["lag_ms"]["p99"] or 0) > 20:
-        found.append(f"the load generator was {shown(lag_ms)} ms late (p99): times are too long")
+        found.append(
+            f"the load generator was {shown(lag_ms)} ms late (p99): times are too long by that"
+        )
     if any(slo["name"].startswith("lag_") and not slo["is_kept"] for slo in summary["slo"]):
         found.append("this run does not pass: what was late may have been the generator")
     return found

@@ -168,7 +168,9 @@ def test_the_web_page_ends_with_its_test_which_is_compared_with_an_earlier_one(
     page = f"http://127.0.0.1:{port}/latency"
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as locust:
         try:
-            seen_by_badge = [read_until(page, badge) for badge in (">running<", ">failed</span>")]
+            seen_by_badge = [
+                read_until(page, badge) for badge in (">running<", '"badge no">failed<')
+            ]
             first_page = read_until(page.removesuffix("/latency"), "<body>")
         finally:
             locust.terminate()

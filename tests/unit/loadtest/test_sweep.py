@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from loadtest import __main__ as command_line
 from loadtest import scenario, sweep
 from loadtest.deployment import Deployment
 from loadtest.replay import read_trace
@@ -62,6 +63,7 @@ def test_the_scenario_of_a_rate_is_one_that_can_be_read() -> None:
     read = scenario.parse("sweep", text.encode(), Path("/folder"))
     assert (read.load.shape, read.trace.file) == ("replay", "/folder/trace.jsonl")
     assert read.goodput == scenario.load("mixed").goodput
+    assert read.slo == {"failed_share": 0.1, "goodput_share": sweep.KNEE_SHARE, "lag_p99_ms": 100}
 
 
 @pytest.mark.parametrize(
@@ -122,3 +124,21 @@ def test_the_picture_names_no_knee_that_is_not_known(above: list[Point]) -> None
 def texts_of(points: list[Point]) -> set[str | None]:
     drawn = ElementTree.fromstring(picture(points, knee(points)))
     return {each.text for each in drawn.iter() if each.tag.endswith("text")}
+
+
+@pytest.mark.parametrize(
+    ("points", "code"),
+    [([point(1), point(2, 0.1)], 0), ([point(1), point(2, lag_ms=500)], 1), ([point(1, 0.1)], 1)],
+    ids=["a knee", "late at the rate that decides", "no good rate"],
+)
+def test_the_exit_code_says_whether_a_knee_was_found(
+    points: list[Point], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Deployment("m", max_model_len=2048, tokens_per_word=1.0, template_tokens=40)
+    monkeypatch.setattr(command_line, "fetcher", lambda *_: lambda *_: {})
+    monkeypatch.setattr(command_line, "inspect", lambda *_: model)
+    monkeypatch.setattr(sweep, "run", lambda *_: points)
+    monkeypatch.setenv("API_KEY", "")
+    asked = ["--host", "http://server", "--sweep", "1,2", "--report", str(tmp_path)]
+    assert command_line.main(asked) == code
+    assert (tmp_path / "sweep.svg").exists()
