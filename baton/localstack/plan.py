@@ -234,7 +234,6 @@ def make(home: Home, options: Options) -> Plan:
     _add_spans(builder, home, options)
     redis_url = _add_redis(builder, home)
     quota = _add_quota(builder, home, options, redis_url)
-    tokenizer = _add_tokenizer(builder, options)
     gpus = iter(options.worker.gpus)
     workers = [
         endpoint
@@ -242,6 +241,7 @@ def make(home: Home, options: Options) -> Plan:
         for endpoint in _add_workers(builder, model, options, gpus)
     ]
     router = _add_router(builder, options, workers)
+    tokenizer = _add_tokenizer(builder, options, router)
     dialled = {"quota": quota, "tokenizer": tokenizer, "router": router, "store_url": redis_url}
     _add_gateway(builder, home, options, dialled)
     if options.edge:
@@ -298,11 +298,11 @@ def _add_quota(builder: _Builder, home: Home, options: Options, redis_url: str) 
     )
 
 
-def _add_tokenizer(builder: _Builder, options: Options) -> str:
-    models = ",".join(f"{model.name}={model.folder}" for model in options.models)
+def _add_tokenizer(builder: _Builder, options: Options, router: str) -> str:
+    """Add the tokenizers, which have their models from the workers that routers know."""
     settings = {
         "prefix": "BATON_TOKENIZER_",
-        "models": models,
+        "router": router,
         "drain_s": str(DRAIN_S),
     }
     names = _replica_names("tokenizer", options)

@@ -39,7 +39,7 @@ class EngineDriver:
         runner: FakeRunner,
         grammars: Grammars | None = None,
         device: DeviceHandoff | None = None,
-        **sizes: int,
+        **sizes: Any,
     ) -> None:
         self.runner = runner
         self.clock = VirtualClock()

@@ -223,6 +223,9 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     pooling: Pooling | None = None
     # The adapters that sequences may have at once; 0 = none are served.
     num_adapter_slots: int = 0
+    # Where the model's files are, and their digests when it was loaded (wire/fingerprint.py).
+    model_folder: str = ""
+    file_digests: dict[str, str] = {}
 
 
 class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):

@@ -8,9 +8,9 @@ no processes, sockets or event loops. The three kinds of sequences are described
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.protocol.batch import LayerMarks, StepBatch, StepResult
@@ -52,6 +52,9 @@ class EngineConfig:
     num_draft_tokens: int = 0
     # Least KV of a prompt's group of layers that is reported before the step ends.
     min_group_bytes: int = MIN_GROUP_BYTES
+    # Where its files are, and their digests when it was loaded; none = nobody asks for them.
+    model_folder: str = ""
+    file_digests: Mapping[str, str] = field(default_factory=dict)
 
 
 class _StepRuns:
@@ -277,4 +280,6 @@ def _describe(config: EngineConfig, runner: Runner, grammars: Grammars | None) -
         eos_token_ids=list(runner.eos_token_ids),
         tokenizer_file=None if grammars is None else str(grammars.states.compiler.tokenizer_file),
         pooling=runner.pooling if isinstance(runner, PoolingRunner) else None,
+        model_folder=config.model_folder,
+        file_digests=dict(config.file_digests),
     )

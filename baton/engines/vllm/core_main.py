@@ -94,8 +94,9 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     from baton.engines.vllm.model_facts import end_token_ids, grammar_states, kv_spec_of
     from baton.engines.vllm.pace import StepPace
     from baton.engines.vllm.ranks.executors import OneRank, SeveralRanks, crash_at_once, on_fork
+    from baton.model.load.tokenizer_file import tokenizer_of
     from baton.system.clock import SystemClock
-    from baton.wire.fingerprint import model_fingerprint
+    from baton.wire.fingerprint import fingerprint_of
 
     folder = Path(options.model).expanduser()
     if not folder.is_dir():
@@ -114,10 +115,10 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     num_blocks = core.scheduler.cache_config.num_gpu_blocks - 1
     vocab_size = config.model_config.get_vocab_size()
     end_ids = end_token_ids(config.model_config)
-    model_fp = model_fingerprint(folder, is_verified=options.verify_weights == "on")
-    grammars = grammar_states(folder, model_fp, vocab_size, end_ids)
+    digests, tokenizer_file = tokenizer_of(folder, is_verified=options.verify_weights == "on")
+    grammars = grammar_states(tokenizer_file, vocab_size, end_ids)
     info = EngineInfo(
-        model_fp=model_fp,
+        model_fp=fingerprint_of(digests),
         model_name=options.model_name or folder.resolve().name,
         model_revision="local",
         kv_spec=kv_spec,
@@ -130,6 +131,8 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
         engine=name,
         unsupported=list(UNSUPPORTED),
         num_adapter_slots=options.adapter_slots,
+        model_folder=str(folder),
+        file_digests=digests,
     )
     if options.adapter_slots:
         prepare(core)
