@@ -3,9 +3,8 @@
 Checks after each step that no block is lost and that the KV events add up to what is cached.
 """
 
-from typing import Any
-
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
