@@ -96,10 +96,9 @@ async def _serve_fleet(
 async def _synced(fleet: FleetModels) -> None:
     """Wait for the models that the first view of a router names. One whose files cannot be had is
     not waited for longer than it may take."""
+    await fleet.is_told.wait()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(None) as waiting:
-            await fleet.is_told.wait()
-            waiting.reschedule(asyncio.get_running_loop().time() + SYNC_S)
+        async with asyncio.timeout(SYNC_S):
             await fleet.is_synced.wait()
     fleet.is_synced.set()
 

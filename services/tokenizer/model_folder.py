@@ -113,10 +113,7 @@ def build_tokenizer(folder: ModelFolder) -> Tokenizer:
     if folder.tokenizer_json is None:
         reason = f"no {TOKENIZER_FILE}, and none can be made from its files"
         raise UnusableModel(f"{folder.where}: {reason}")
-    try:
-        tokenizer = Tokenizer.from_buffer(folder.tokenizer_json)
-    except ValueError as error:
-        raise UnusableModel(f"{folder.where}: {TOKENIZER_FILE}: {str(error)[:200]}") from error
+    tokenizer = _parsed(folder.tokenizer_json, folder.where)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     existing = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
@@ -131,6 +128,17 @@ def build_tokenizer(folder: ModelFolder) -> Tokenizer:
             missing.append(token)
     tokenizer.add_tokens(missing)
     return tokenizer
+
+
+def _parsed(content: bytes, where: str) -> Tokenizer:
+    """The tokenizer of a file. Some of what a file can say wrong is a panic of the library, whose
+    class has no name to import and is no Exception."""
+    try:
+        return Tokenizer.from_buffer(content)
+    except BaseException as error:
+        if not (isinstance(error, ValueError) or type(error).__name__ == "PanicException"):
+            raise
+        raise UnusableModel(f"{where}: {TOKENIZER_FILE}: {str(error)[:200]}") from error
 
 
 def _pooling(files: ModelFiles, where: str) -> Pooling | None:

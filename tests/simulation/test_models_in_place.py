@@ -18,11 +18,14 @@ from services.tokenizer.fleet.fleet_models import FleetModels
 from services.tokenizer.fleet.model_table import ModelTable
 from services.tokenizer.model_folder import ModelFolder, model_folder_of
 from services.tokenizer.served_model import ServedModel
+from services.tokenizer.settings import Settings
 from tests.simulation.fleet import Answer, Fleet, fleet_of, load_folder, make_model_folder
 
 LOAD_S = 1.5  # of a tokenizer, which is long beside a step
-EVERY_S = 0.04
-MAX_TOKENS = 40
+# A service that ends follows the fleet for as long as it has calls open.
+DRAIN_S = Settings.drain_s
+EVERY_S = 0.06
+MAX_TOKENS = 24
 NEW = "{% set marked = true %}<|system|>new<|end|>"
 
 
@@ -50,19 +53,19 @@ class Tokenizers:
         self._versions = versions
         self._random = Random(seed)
         self._life: asyncio.Task[None] | None = None
-        self.table = ModelTable([], fleet.clock, waits=True)
         self.num_loaded = 0
 
     async def begin(self) -> None:
         """Begin a life that knows no model yet, and serve when it has those of now."""
         table = ModelTable([], self._fleet.clock, waits=True)
         models = FleetModels(table, self._fetch, self._load, self._fleet.clock, self._random)
-        if self._life is not None:
-            self._life.cancel()
+        before = self._life
         self._life = self._fleet._tasks.create_task(self._live(models))
         await models.is_synced.wait()
-        self.table = table
         self._fleet.tokenizer.begin(table)
+        if before is not None:
+            await asyncio.sleep(DRAIN_S)
+            before.cancel()
 
     async def _live(self, models: FleetModels) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -166,8 +169,9 @@ async def in_between(fleet: Fleet, tokenizers: Tokenizers, new: ServedModel) -> 
         await restart(fleet, endpoint, new, 0.5)
 
 
-@pytest.mark.parametrize("num_decode", [1, 2])
-@pytest.mark.parametrize("order", [tokenizers_first, workers_first, in_between])
+@pytest.mark.parametrize(
+    ("order", "num_decode"), [(tokenizers_first, 1), (workers_first, 2), (in_between, 1)]
+)
 def test_every_request_is_answered_with_the_template_of_its_workers(
     order: Order, num_decode: int, tmp_path: Path
 ) -> None:

@@ -194,3 +194,9 @@ async def test_artifact_holds_the_files_and_their_digest(folder: Path, load: Loa
     files = msgspec.msgpack.decode(model.artifact.data, type=dict[str, bytes])
     assert sorted(files) == ["detokenizer.json", "generation_config.json", "tokenizer.json"]
     assert (await load(folder)).artifact == model.artifact
+
+
+def test_a_file_on_which_the_library_panics_is_refused(folder: Path):
+    edit(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": ""})
+    with pytest.raises(UnusableModel, match=r"tokenizer\.json: .*charsmap"):
+        build_tokenizer(read(folder))
