@@ -95,11 +95,13 @@ async def _serve_fleet(
 
 async def _synced(fleet: FleetModels) -> None:
     """Wait for the models that the first view of a router names. One whose files cannot be had is
-    not waited for longer than it may take."""
+    not waited for longer than it may take; without any a tokenizer is of no use, and one of an
+    earlier version, which it would replace, may be."""
     await fleet.is_told.wait()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SYNC_S):
             await fleet.is_synced.wait()
+    await fleet.has_begun.wait()
     fleet.is_synced.set()
 
 

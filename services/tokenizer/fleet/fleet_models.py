@@ -70,8 +70,10 @@ class FleetModels:
         self._told = asyncio.Event()
         # Those that were announced first, until they are loaded or refused.
         self._awaited: set[str] | None = None
-        # Set with the first view of a router, and when its models are loaded or refused.
+        # Set with the first view of a router, when one model (if it has any) is loaded or refused,
+        # and when all of its models are.
         self.is_told = asyncio.Event()
+        self.has_begun = asyncio.Event()
         self.is_synced = asyncio.Event()
 
     def update(self, announced: Mapping[str, Announced]) -> None:
@@ -112,6 +114,7 @@ class FleetModels:
         del self._served_at[model_fp]
         self._num_bytes.pop(model_fp, None)
         await self._table.drop(model_fp)
+        self._settled(model_fp)
         _log.info("model_dropped", model_fp=model_fp)
 
     async def _load(self, model_fp: str) -> None:
@@ -170,10 +173,12 @@ class FleetModels:
             await self._drop(gone.pop(0))
 
     def _settled(self, model_fp: str) -> None:
+        self.has_begun.set()
         if self._awaited is not None:
             self._awaited.discard(model_fp)
             self._check_synced()
 
     def _check_synced(self) -> None:
         if not self._awaited:
+            self.has_begun.set()
             self.is_synced.set()
