@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,10 @@ from services.tokenizer.fleet.model_table import ModelTable
 from services.tokenizer.model_folder import ModelFolder
 from services.tokenizer.served_model import ServedModel, load_model
 from tests.kit.in_process_renderer import in_process_renderers
-from tests.unit.tokenizer.conftest import run_inline
+
+
+async def run_inline(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
 
 
 class Workers:
