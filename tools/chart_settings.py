@@ -40,7 +40,7 @@ OWN = {
     "quota": "listen admin_listen redis_url redis_username redis_password_file registry_file "
     "declared_file bootstrap_key_file secret_file prices_file usage_dir api_listen api_token_file "
     "registry_secret drain_s",
-    "tokenizer": "listen admin_listen models drain_s",
+    "tokenizer": "listen admin_listen router drain_s",
     "router": "listen admin_listen router_id workers peers stop_grace_s",
     "worker": "listen admin_listen model model_name worker_id device state_dir handoff_dir "
     "load_timeout_s drain_s tensor_parallel expert_parallel",

@@ -204,7 +204,6 @@ def make(home: Home, options: Options) -> Plan:
     _add_spans(builder, home, options)
     redis_url = _add_redis(builder, home)
     quota = _add_quota(builder, home, options, redis_url)
-    tokenizer = _add_tokenizer(builder, options)
     gpus = iter(options.worker.gpus)
     workers = [
         endpoint
@@ -212,6 +211,7 @@ def make(home: Home, options: Options) -> Plan:
         for endpoint in _add_workers(builder, model, options, gpus)
     ]
     router = _add_router(builder, options, workers)
+    tokenizer = _add_tokenizer(builder, options, router)
     dialled = {"quota": quota, "tokenizer": tokenizer, "router": router, "store_url": redis_url}
     _add_gateway(builder, home, options, dialled, f"http://{web}/#/requests/")
     if options.edge:
@@ -276,11 +276,11 @@ def _add_quota(builder: Builder, home: Home, options: Options, redis_url: str) -
     )
 
 
-def _add_tokenizer(builder: Builder, options: Options) -> str:
-    models = ",".join(f"{model.name}={model.folder}" for model in options.models)
+def _add_tokenizer(builder: Builder, options: Options, router: str) -> str:
+    """Add the tokenizers, which have their models from the workers that routers know."""
     settings = {
         "prefix": "BATON_TOKENIZER_",
-        "models": models,
+        "router": router,
         "drain_s": str(DRAIN_S),
     }
     names = _replica_names("tokenizer", options)

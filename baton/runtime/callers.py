@@ -13,14 +13,17 @@ import grpc
 
 from baton.runtime import logs
 
-# gRPC service -> the services whose calls it takes. Absent: any peer's, as for health checks.
+# gRPC service, or one method of it -> the services whose calls it takes; a method's own row stands
+# before its service's. Absent: any peer's, as for health checks.
 CALLERS: dict[str, Collection[str]] = {
     "baton.wire.v1.Quota": ("gateway",),
     "baton.wire.v1.Tokenizer": ("gateway",),
     "baton.wire.v1.Router": ("gateway",),
+    "baton.wire.v1.Router/WatchAdmission": ("gateway", "tokenizer"),
     "baton.wire.v1.RouterPeers": ("router",),
     "baton.wire.v1.DecodeWorker": ("gateway",),
     "baton.wire.v1.WorkerReports": ("router",),
+    "baton.wire.v1.WorkerFiles": ("tokenizer",),
     "baton.wire.v1.PrefillWorker": ("worker",),
     "envoy.service.discovery.v3.AggregatedDiscoveryService": ("envoy",),
 }
@@ -41,41 +44,43 @@ class PeersOnly(grpc.aio.ServerInterceptor):
             return None
         kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        service = handler_call_details.method.split("/")[1]
-        method = self._guarded(getattr(handler, kind), service)
+        method = self._guarded(getattr(handler, kind), handler_call_details.method.strip("/"))
         return make(method, handler.request_deserializer, handler.response_serializer)
 
-    def _guarded(self, method: Callable[..., Any], service: str) -> Callable[..., Any]:
+    def _guarded(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         """The method behind the check: a coroutine or an async generator, as it was."""
 
         async def awaited(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            await self._check(service, context)
+            await self._check(name, context)
             return await method(request, context)
 
         async def iterated(
             request: Any, context: grpc.aio.ServicerContext[Any, Any]
         ) -> AsyncIterator[Any]:
-            await self._check(service, context)
+            await self._check(name, context)
             async for response in method(request, context):
                 yield response
 
         return iterated if inspect.isasyncgenfunction(method) else awaited
 
-    async def _check(self, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _check(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         names = [name.decode() for name in context.auth_context().get("peer_dns", ())]
-        refusal = _refusal(names, self._peer_name, service)
+        refusal = _refusal(names, self._peer_name, method)
         if refusal:
             _log.warning("caller_refused", peer=context.peer(), reason=refusal[:300])
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal[:500])
 
 
-def _refusal(names: list[str], peer_name: str, service: str) -> str:
-    """The reason why a certificate with these DNS names may not call `service`; empty = it may."""
+def _refusal(names: list[str], peer_name: str, method: str) -> str:
+    """The reason why a certificate with these DNS names may not call `method` ("service/method");
+    empty = it may."""
     shown = ", ".join(names) or "nobody"
     if peer_name not in names:
         return f"the caller's certificate names {shown}, not {peer_name}"
     suffix = f".{peer_name}"
     callers = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-    if callers and callers.isdisjoint(CALLERS.get(service, callers)):
+    service = method.partition("/")[0]
+    may_call = CALLERS.get(method, CALLERS.get(service, callers))
+    if callers and callers.isdisjoint(may_call):
         return f"the caller's certificate names {shown}, which may not call {service}"
     return ""

@@ -8,7 +8,7 @@ authorities of `OTEL_EXPORTER_OTLP_CERTIFICATE` or the public ones. The headers 
 never text. docs/telemetry.md lists names and attributes.
 
 A trace that was not sampled can still be kept by its first process when it ends: `kept_root` builds
-the root's span then, under the ids that were passed on meanwhile (decision 0090).
+the root's span then, under the ids that were passed on meanwhile (decision 0085).
 """
 
 import asyncio

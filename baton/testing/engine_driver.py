@@ -4,6 +4,7 @@ Checks after each step that no block is lost and that the KV events add up to wh
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class EngineDriver:
         runner: FakeRunner,
         grammars: Grammars | None = None,
         device: DeviceHandoff | None = None,
-        **sizes: int,
+        **sizes: Any,
     ) -> None:
         self.runner = runner
         self.clock = VirtualClock()

@@ -4,11 +4,13 @@ and over what an embedding model makes of its states. That of a LoRA adapter is 
 Only workers with equal fingerprints are paired, and each model has its own tokenizer artifact. The
 digests of weight files come from the download's manifest (`manifest.py`). In a folder without one
 they are hashed whole: once for each file on a host, whatever starts at the same time, for the
-digests are kept beside the user's caches, keyed by path, size and modification time.
+digests are kept beside the user's caches, keyed by path, size and modification time. The text files
+go to the tokenizers with these digests (`model_files.py`).
 """
 
 import fcntl
 import os
+from collections.abc import Iterable, Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
 
@@ -27,32 +29,75 @@ TEXT_FILES = (
     "modules.json",
     "1_Pooling/config.json",
 )
+TEMPLATE_FOLDER = "additional_chat_templates"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # Larger files are looked up in the digest cache first.
 _CACHE_FROM_BYTES = 64 * 1024 * 1024
+
+
+# SHA-256 in hex, by the file's path in the model's folder.
+FileDigests = dict[str, str]
 
 
 class ChangedFile(ValueError):
     """A file is not what its manifest says; the message is one line."""
 
 
+class OutsideLink(ValueError):
+    """A file is a link that leads out of its model's folder; the message is one line."""
+
+
 def model_fingerprint(folder: Path, *, is_verified: bool = False) -> str:
     """The fingerprint of a local model folder, FINGERPRINT_CHARS hex characters.
 
+    Raises as `model_digests`.
+    """
+    return fingerprint_of(model_digests(folder, is_verified=is_verified))
+
+
+def model_digests(folder: Path, *, is_verified: bool = False) -> FileDigests:
+    """The digests of all files that a model's fingerprint is made of.
+
     `is_verified`: read all weights, and hold them against the manifest. Raises FileNotFoundError
-    when the folder has no config.json or no safetensors file, ChangedFile.
+    when the folder has no config.json, or no safetensors file, ChangedFile.
     """
     weights = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} has no config.json")
     if not weights:
         raise FileNotFoundError(f"{folder} has no *.safetensors file")
-    digests = {name: _digest(path) for name in TEXT_FILES if (path := folder / name).is_file()}
+    templates = sorted(f"{TEMPLATE_FOLDER}/{p.name}" for p in folder.glob(f"{TEMPLATE_FOLDER}/*"))
+    names = [name for name in (*TEXT_FILES, *templates) if is_text(name)]
+    digests = {name: _digest(path) for name in names if (path := folder / name).is_file()}
     manifest = read_manifest(folder)
     known = manifest.files if manifest is not None else {}
     for path in weights:
         digests[path.name] = _weights_digest(path, known.get(path.name), is_verified)
-    return _fingerprint(digests)
+    return digests
+
+
+def is_text(name: str) -> bool:
+    """Tell whether a file, by its path in the folder, is one that tokenizers get."""
+    folder, slash, own_name = name.partition("/")
+    is_template = bool(slash) and folder == TEMPLATE_FOLDER and own_name.endswith(".jinja")
+    return name in TEXT_FILES or (is_template and "/" not in own_name)
+
+
+def text_names(names: Iterable[str]) -> list[str]:
+    """Those of a model's files that tokenizers get."""
+    return [name for name in names if is_text(name)]
+
+
+def inside(folder: Path, path: Path) -> Path:
+    """Where a file of a folder is. Raises OutsideLink when that is neither in the folder nor in the
+    blob store of the same download."""
+    roots = [folder.resolve()]
+    if folder.parent.name == "snapshots":
+        roots.append(folder.resolve().parent.parent / "blobs")
+    real = path.resolve()
+    if not any(real.is_relative_to(root) for root in roots):
+        raise OutsideLink(f"{path} is a link that leads out of its folder")
+    return real
 
 
 def adapter_fingerprint(folder: Path) -> str:
@@ -60,12 +105,15 @@ def adapter_fingerprint(folder: Path) -> str:
 
     Raises FileNotFoundError when one of its files is not there.
     """
-    return _fingerprint({name: _digest(folder / name) for name in ADAPTER_FILES})
+    return fingerprint_of({name: _digest(folder / name) for name in ADAPTER_FILES})
 
 
-def _fingerprint(digests: dict[str, str]) -> str:
+def fingerprint_of(digests: Mapping[str, str]) -> str:
+    """The fingerprint of files with these digests: text files in their order, then the others."""
+    texts = [name for name in TEXT_FILES if name in digests]
     total = sha256()
-    for name, digest in digests.items():
+    for name in (*texts, *sorted(digests.keys() - set(TEXT_FILES))):
+        digest = digests[name]
         total.update(f"{name}\0{digest}\n".encode())
     return total.hexdigest()[:FINGERPRINT_CHARS]
 

@@ -7,6 +7,7 @@ either has a model that generates text.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,16 +45,35 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
     is_score: bool = False
 
 
+# The content of a model's file; None without the file.
+ReadFile = Callable[[str], bytes | None]
+
+
 def read_pooling(folder: Path) -> Pooling | None:
     """The pooling of the model in a folder; None for a model that generates text.
 
     Raises UnservedPooling.
     """
-    config = _read(folder / "config.json", {})
+
+    def read(name: str) -> bytes | None:
+        path = folder / name
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UnservedPooling(f"{path.name}: {str(error)[:100]}") from None
+
+    return pooling_in(read)
+
+
+def pooling_in(read: ReadFile) -> Pooling | None:
+    """The same, from the files that `read` reads."""
+    config = _read(read, "config.json", {})
     if str((config.get("architectures") or [""])[0]).endswith(_CLASSIFIER):
         _check_labels(config)
         return Pooling("last", 1, is_score=True)
-    modules = _read(folder / MODULES_FILE, [])
+    modules = _read(read, MODULES_FILE, [])
     if not modules:
         return None
     try:
@@ -64,9 +84,9 @@ def read_pooling(folder: Path) -> Pooling | None:
     if unknown or "Pooling" not in kinds:
         named = ", ".join(sorted(unknown)) or "no Pooling"
         raise UnservedPooling(f"{MODULES_FILE} has {named}, which is not served")
-    if (folder / kinds["Pooling"]).resolve().parent != folder.resolve():
+    if kinds["Pooling"] in ("", ".", "..") or "/" in kinds["Pooling"]:
         raise UnservedPooling(f"{MODULES_FILE} names a folder elsewhere")
-    settings = _read(folder / kinds["Pooling"] / "config.json", {})
+    settings = _read(read, f"{kinds['Pooling']}/config.json", {})
     lengths = tuple(config.get("matryoshka_dimensions") or ())
     return Pooling(
         _kind_of(settings),
@@ -102,14 +122,16 @@ def _width_of(config: dict[str, Any]) -> int:
     return width
 
 
-def _read(path: Path, missing: Any) -> Any:
+def _read(read: ReadFile, name: str, missing: Any) -> Any:
     """The JSON value in a file, of the same type as `missing`, which stands for no file."""
+    own_name = name.rpartition("/")[2]
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return missing
-    except (OSError, ValueError) as error:
-        raise UnservedPooling(f"{path.name}: {str(error)[:100]}") from None
+        content = read(name)
+        value = missing if content is None else json.loads(content.decode())
+    except UnservedPooling:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UnservedPooling(f"{own_name}: {str(error)[:100]}") from None
     if not isinstance(value, type(missing)):
-        raise UnservedPooling(f"{path.name} is not of the form that it should have")
+        raise UnservedPooling(f"{own_name} is not of the form that it should have")
     return value

@@ -43,7 +43,6 @@ from baton.model.load.load import DTYPES, LoadedModel, LoadOptions, load_model
 from baton.model.load.load_error import LoadError
 from baton.model.load.memory_need import LargestStep
 from baton.model.load.pool_size import PoolOptions, choose_pool, fit_length
-from baton.model.load.tokenizer_file import find_tokenizer_file
 from baton.system.byte_size import parse_bytes
 from baton.system.clock import SystemClock
 from baton.system.cores import num_available_cores
@@ -117,6 +116,8 @@ def build_engine(
         model_fp=loaded.fingerprint,
         model_name=options.model_name or loaded.source.name,
         model_revision=loaded.source.revision,
+        model_folder=str(loaded.source.folder),
+        file_digests=loaded.digests,
         num_blocks=num_blocks,
         num_rows=_num_rows(loaded, runner, num_blocks, options.staging_memory),
         max_num_seqs=options.max_batch,
@@ -153,10 +154,9 @@ def _make_device_handoff(
 
 def _make_grammars(loaded: LoadedModel) -> Grammars | None:
     """None when the model has no tokenizer.json and none can be made."""
-    tokenizer_file = find_tokenizer_file(loaded.source.folder, loaded.fingerprint)
-    if tokenizer_file is None:
+    if loaded.tokenizer_file is None:
         return None
-    compiler = GrammarCompiler(tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
+    compiler = GrammarCompiler(loaded.tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
     compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar-compile")
     return Grammars(GrammarStates(compiler, compiling, MaskThread()))
 

@@ -29,12 +29,15 @@ from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process
 from baton.system.allocator import keep_freed_memory
 from baton.system.clock import Clock
+from baton.wire.model_files import BadModelFiles, ModelFiles
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker.adapters import AdapterFolder
 from baton.worker.core_watch import CoreWatch, WatchLimits
 from baton.worker.deps import WorkerDeps
 from baton.worker.dispatch import EngineDispatcher
+from baton.worker.files.model_folder import what_is_missing
+from baton.worker.files.servicer import WorkerFilesServicer, files_of
 from baton.worker.grammar_gate import GrammarGate
 from baton.worker.metrics import VllmMetrics, WorkerMetrics, totals_of
 from baton.worker.reports import ReportLog
@@ -181,6 +184,8 @@ async def serve_worker(
     """Serve until `process.stopping`. Raises Misconfigured when the core refuses the model, other
     CoreNotStarted, OSError, SettingsError, and CoreDied in a group."""
     peer_tls.check_listen(settings.listen)
+    if missing := what_is_missing(settings.model):
+        raise Misconfigured(missing)
     keep_freed_memory(KEPT_BYTES)
     try:
         client = await _load(process.stopping, settings)
@@ -203,7 +208,10 @@ async def serve_worker(
             deps = replace(
                 deps, adapters=AdapterFolder(settings.adapters, deps.dispatcher, deps.reports)
             )
-        await _serve(process, settings, deps, make_front(deps))
+        files = await asyncio.to_thread(files_of, client.info)
+        await _serve(process, settings, deps, make_front(deps), files)
+    except BadModelFiles as error:
+        raise CoreNotStarted(f"{error}; it must be loaded again") from None
     except NixlMissing as error:
         raise Misconfigured(str(error)) from None
     finally:
@@ -255,9 +263,16 @@ def _core_of(settings: Settings) -> EngineSpec:
     return EngineSpec(module, settings.engine_python, env)
 
 
-async def _serve(process: Process, settings: Settings, deps: WorkerDeps, front: Front) -> None:
+async def _serve(
+    process: Process,
+    settings: Settings,
+    deps: WorkerDeps,
+    front: Front,
+    files: ModelFiles | None,
+) -> None:
     def register(server: grpc.aio.Server) -> None:
         front.register(server)
+        worker_pb2_grpc.add_WorkerFilesServicer_to_server(WorkerFilesServicer(files), server)
         worker_pb2_grpc.add_WorkerReportsServicer_to_server(
             WorkerReportsServicer(deps.reports), server
         )

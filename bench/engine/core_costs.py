@@ -106,8 +106,7 @@ def _decoding_engine(batch: int) -> Engine:
     """An engine whose sequences have all been prefilled."""
     num_steps = _NUM_WINDOWS * _WINDOW_STEPS + 100
     num_blocks = batch * ((_PROMPT_TOKENS + num_steps) // _BLOCK_SIZE + 2)
-    sizes = {"num_blocks": num_blocks, "max_num_seqs": batch, "max_waiting": batch}
-    config = EngineConfig("bench", "bench", "1", **sizes)
+    config = EngineConfig("bench", "bench", "1", num_blocks, max_num_seqs=batch, max_waiting=batch)
     engine = Engine(config, NullRunner(_BLOCK_SIZE), SystemClock())
     prompts = [[index] * _PROMPT_TOKENS for index in range(batch)]
     requests = [_request(i, tokens, max_tokens=num_steps) for i, tokens in enumerate(prompts)]

@@ -185,7 +185,6 @@ def random_model(shape: ModelShape, plan: StepPlan, device: torch.device) -> Loa
         attention_modules=tuple(layer.self_attn for layer in layers),
         attention_forms=(AttentionForm(shape.head_dim**-0.5),) * shape.num_layers,
         source=ModelSource(Path(), "random", "random"),
-        fingerprint="",
         kv_spec=KVSpec.of_layers(BLOCK_SIZE, [page] * shape.num_layers),
         vocab_size=shape.vocab_size,
         max_model_len=max_len,

@@ -34,7 +34,6 @@ WORKDIR /app
 COPY . /src
 RUN cd /src && cp -r --parents baton/__init__.py services/__init__.py "services/${SERVICE}" \
         baton/runtime baton/system baton/wire /app && \
-    if [ "${SERVICE}" = tokenizer ]; then cp -r --parents baton/demo_model /app; fi && \
     if [ "${SERVICE}" = quota ]; then cp -r --parents baton/keys /app; fi && \
     cd /app && /opt/venv/bin/python /src/deploy/docker/compile_imported.py "services.${SERVICE}"
 

@@ -208,7 +208,7 @@ def _early_mutations(settings: Settings) -> list[TypedExtensionConfig]:
 
 def _own_traces() -> TypedExtensionConfig:
     """Every request begins a trace of ours, of which the client's is told to the gateway, for a
-    link (decision 0089). A client neither forces nor hides sampling."""
+    link (decision 0084). A client neither forces nor hides sampling."""
     told = HeaderValue(key=CLIENT_TRACE_HEADER, value=f"%REQ({_TRACE_HEADER}):{_TRACE_CHARS}%")
     mutations = [
         Mutation(append=HeaderValueOption(header=told, keep_empty_value=False)),

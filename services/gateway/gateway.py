@@ -135,7 +135,8 @@ class Gateway:
             clock,
         )
         self.store = clients.store
-        artifacts = Artifacts(clients.tokenizer, clients.in_thread)
+        self._artifacts = artifacts = Artifacts(clients.tokenizer, clients.in_thread)
+        self.directory.has_tokenizer = artifacts.has
         self.cards = ModelCards(self.directory, artifacts, int(clock.unix()))
         self.pipeline = self._pipeline(clients, artifacts, own.secrets[0], limits or Limits())
         self._routers.on_cancelled = self.pipeline.cancel
@@ -147,7 +148,7 @@ class Gateway:
         async with asyncio.TaskGroup() as tasks:
             for owner in (self._routers, self._quota, self.leases, self.links):
                 tasks.create_task(owner.run())
-            for watcher in (self.readiness, self.outbox, self.auditor):
+            for watcher in (self.readiness, self.outbox, self.auditor, self._artifacts):
                 tasks.create_task(watcher.run())
             for one in (self._tokens, self._batch_runner):
                 if one is not None:
@@ -191,6 +192,7 @@ class Gateway:
         """Take in the fleet as the routers see it now; the last view stays while none speaks."""
         self.worker_totals.update(models)
         self.directory.update(models)
+        self._artifacts.want(self.directory.contested())
         self._ready_workers.update(models)
         self._room.update(models)
         for worker in (worker for model in models for worker in model.workers):

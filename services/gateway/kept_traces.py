@@ -1,7 +1,7 @@
 """The requests whose traces are kept although they were not sampled: failed, slow, or migrated.
 
 Of such a request there is one span, the gateway's own, with all that the gateway knows at its end
-(decision 0090). In an outage every request fails: no more than MOST_PER_S are kept then.
+(decision 0085). In an outage every request fails: no more than MOST_PER_S are kept then.
 """
 
 from baton.runtime import instruments

@@ -1,13 +1,15 @@
-"""The tokenizer process: loads its models, serves until it is asked to stop, then drains."""
+"""The tokenizer process: loads the fleet's models, serves until it is asked to stop, drains."""
 
 from baton.runtime.calls import grpc_polling  # isort: skip # noqa: F401
 
 import asyncio
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
+from random import Random
 from typing import Any
 
 import grpc
@@ -16,49 +18,97 @@ import msgspec
 from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
 from baton.runtime.cutoff import Cutoff
-from baton.runtime.grpc_server import start_server
+from baton.runtime.grpc_server import GrpcServer, start_server
 from baton.runtime.process import Process, run
 from baton.system.clock import Clock
-from baton.wire.converted_tokenizer import cache_folder
 from baton.wire.v1 import tokenizer_pb2_grpc
-from services.tokenizer.conversion import tokenizer_file
 from services.tokenizer.encoder import EncodeLimits, Encoder
 from services.tokenizer.fair_queue import QueueLimits
+from services.tokenizer.fleet.clients import fetch_files, follow_routers
+from services.tokenizer.fleet.fleet_models import FleetModels
+from services.tokenizer.fleet.model_table import ModelTable
 from services.tokenizer.model_folder import ModelFolder, UnusableModel, read_model_folder
 from services.tokenizer.render_messages import TemplateLimits, TemplateSetup
 from services.tokenizer.served_model import (
     MakeRenderer,
-    ModelTable,
     RunInThread,
     ServedModel,
     load_model,
 )
 from services.tokenizer.servicer import TokenizerServicer
 from services.tokenizer.settings import PREFIX, Settings
-from services.tokenizer.syntaxes import Syntaxes
 from services.tokenizer.template import ChildRenderer, RenderLimits
+
+# How long a start waits for models that cannot be fetched.
+SYNC_S = 60.0
+Start = Callable[[Process, Settings], Awaitable[tuple[GrpcServer, Cutoff]]]
 
 _log = logs.get("tokenizer")
 
 
 async def serve(process: Process, settings: Settings) -> None:
-    """Serve until `process.stopping`. Raises UnusableModel."""
+    """Serve until `process.stopping`. Raises UnusableModel when no model can ever be served."""
     # Each prompt is a batch of its own, which a pool of threads for its texts only slows down.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "0")
     # One thread more than large prompts may have: small ones never wait for them.
     num_threads = settings.encode_threads + 1
     with ThreadPoolExecutor(num_threads, thread_name_prefix="encode") as executor:
         run_in_thread = _thread_runner(executor)
-        models = await _load_models(settings, process.clock, run_in_thread)
+        models = ModelTable([], process.clock, waits=bool(settings.router))
+        loader = _Loader(settings, process.clock, run_in_thread)
+        fleet = FleetModels(models, fetch_files, loader.load, process.clock, Random())
         try:
-            await _serve_models(process, settings, models, run_in_thread)
+            await loader.load_own(models)
+            await _serve_fleet(process, settings, fleet, partial(_started, models, run_in_thread))
         finally:
             await models.close()
 
 
-async def _serve_models(
-    process: Process, settings: Settings, models: ModelTable, run_in_thread: RunInThread
+async def _serve_fleet(
+    process: Process, settings: Settings, fleet: FleetModels, start: Start
 ) -> None:
+    """Follow the fleet, and serve from when its models of now are there."""
+
+    def unready_reason() -> str:
+        is_synced = fleet.is_synced.is_set() or not settings.router
+        return process.unready_reason() or ("" if is_synced else "no router, or models, yet")
+
+    admin_port = start_admin(settings.admin_listen, unready_reason)
+    stopping = asyncio.ensure_future(process.stopping.wait())
+    async with asyncio.TaskGroup() as tasks:
+        following = []
+        if settings.router:
+            routers = follow_routers(settings.router, Random(), fleet.update)
+            following = [tasks.create_task(each) for each in (fleet.run(), routers)]
+            synced = tasks.create_task(_synced(fleet))
+            await asyncio.wait((synced, stopping), return_when=asyncio.FIRST_COMPLETED)
+            synced.cancel()
+        if not stopping.done():
+            server, leaving = await start(process, settings)
+            _log.info("serving", port=server.port, admin_port=admin_port)
+            await stopping
+            leaving.now()
+            await server.stop(settings.drain_s)
+        for task in following:
+            task.cancel()
+
+
+async def _synced(fleet: FleetModels) -> None:
+    """Wait for the models that the first view of a router names. One whose files cannot be had is
+    not waited for longer than it may take; without any a tokenizer is of no use, and one of an
+    earlier version, which it would replace, may be."""
+    await fleet.is_told.wait()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SYNC_S):
+            await fleet.is_synced.wait()
+    await fleet.has_begun.wait()
+    fleet.is_synced.set()
+
+
+async def _started(
+    models: ModelTable, run_in_thread: RunInThread, process: Process, settings: Settings
+) -> tuple[GrpcServer, Cutoff]:
+    """A server of these models, and what ends its streams."""
     queue = QueueLimits(
         num_large=settings.encode_threads,
         max_prompts=settings.max_concurrent,
@@ -66,52 +116,52 @@ async def _serve_models(
     )
     limits = EncodeLimits(settings.max_prompt_bytes, settings.max_run_chars, queue)
     encoder = Encoder(models, limits, process.clock, run_in_thread)
-
     leaving = Cutoff()
 
     def register(server: grpc.aio.Server) -> None:
         servicer = TokenizerServicer(encoder, models, leaving)
         tokenizer_pb2_grpc.add_TokenizerServicer_to_server(servicer, server)
 
-    server = await start_server(settings.listen, register)
-    admin_port = start_admin(settings.admin_listen, process.unready_reason)
-    _log.info("serving", port=server.port, admin_port=admin_port)
-    await process.stopping.wait()
-    leaving.now()
-    await server.stop(settings.drain_s)
+    return await start_server(settings.listen, register), leaving
 
 
-async def _load_models(settings: Settings, clock: Clock, run_in_thread: RunInThread) -> ModelTable:
-    make_renderer = _renderer_maker(settings, clock)
-    models: list[ServedModel] = []
-    try:
-        for name, path in settings.model_folders():
-            folder = await run_in_thread(read_model_folder, path, name)
-            file = await tokenizer_file(folder, cache_folder(), settings.convert_deadline_s)
-            syntaxes = settings.syntaxes_of(name)
-            models.append(await _load(folder, file, make_renderer, run_in_thread, syntaxes))
-    except UnusableModel:
-        await ModelTable(models).close()
-        raise
-    return ModelTable(models)
+class _Loader:
+    """Loads models, with the renderers and syntaxes that the settings say."""
 
+    def __init__(self, settings: Settings, clock: Clock, run_in_thread: RunInThread) -> None:
+        self._settings = settings
+        self._make_renderer = _renderer_maker(settings, clock)
+        self._run_in_thread = run_in_thread
 
-async def _load(
-    folder: ModelFolder,
-    file: Path,
-    make_renderer: MakeRenderer,
-    run_in_thread: RunInThread,
-    syntaxes: Syntaxes,
-) -> ServedModel:
-    model = await load_model(folder, file, make_renderer, run_in_thread, os.urandom, syntaxes)
-    _log.info(
-        "model_loaded",
-        model=folder.name,
-        model_fp=folder.fingerprint,
-        vocab_size=model.vocab_size,
-        has_chat_template=model.renderer is not None,
-    )
-    return model
+    async def load(self, folder: ModelFolder) -> ServedModel:
+        """Load a model. Raises UnusableModel."""
+        syntaxes = self._settings.syntaxes_of(folder.name)
+        model = await load_model(
+            folder, self._make_renderer, self._run_in_thread, os.urandom, syntaxes
+        )
+        _log.info(
+            "model_loaded",
+            model=folder.name,
+            model_fp=folder.fingerprint,
+            vocab_size=model.vocab_size,
+            has_chat_template=model.renderer is not None,
+        )
+        return model
+
+    async def load_own(self, models: ModelTable) -> None:
+        """Load the models of the settings, one after the other. Raises UnusableModel when there is
+        nothing else to serve."""
+        for name, path in self._settings.model_folders():
+            try:
+                folder = await self._run_in_thread(read_model_folder, path, name)
+                models.add(await self.load(folder))
+            except UnusableModel as error:
+                _log.error("model_not_served", model=name, reason=str(error)[:300])
+                if len(self._settings.models) == 1 and not self._settings.router:
+                    raise
+                models.refuse(name, name)
+        if not (self._settings.router or models.all()):
+            raise UnusableModel("none of these models can be served; see above")
 
 
 def _renderer_maker(settings: Settings, clock: Clock) -> MakeRenderer:

@@ -19,8 +19,9 @@ from baton.wire.failures import InvalidRequest
 from baton.wire.limits import MAX_BLOCK_SIZE
 from baton.wire.v1 import tokenizer_pb2
 from services.tokenizer.fair_queue import FairQueue, QueueLimits, Turn
+from services.tokenizer.fleet.model_table import ModelTable
 from services.tokenizer.render_messages import Fault, Rendered, RenderRequest
-from services.tokenizer.served_model import ModelTable, RunInThread, ServedModel
+from services.tokenizer.served_model import RunInThread, ServedModel
 
 _RUN = re.compile(r"\w+|\s+|[^\w\s]+")
 
@@ -51,8 +52,8 @@ class Encoder:
 
         Raises InvalidRequest, Overloaded, Unavailable.
         """
-        model = self._models.get(request.model_fp)
         num_bytes = self._check(request)
+        model = await self._models.find(request.model_fp)
         timer = StageTimer(self._clock)
         turn = await self._queue.enter(request.tenant, num_bytes)
         timer.mark("queue")

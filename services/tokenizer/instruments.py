@@ -1,6 +1,6 @@
 """Metrics of the tokenizer service."""
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 TOKENIZER_STAGE_SECONDS = Histogram(
     "baton_tokenizer_stage_seconds",
@@ -10,4 +10,14 @@ TOKENIZER_STAGE_SECONDS = Histogram(
 )
 TOKENIZER_FAILED_PROMPTS = Counter(
     "baton_tokenizer_failed_prompts", "Prompts that were not encoded, by reason", ("reason",)
+)
+TOKENIZER_MODELS = Gauge(
+    "baton_tokenizer_models",
+    "Models (fingerprints) by what this tokenizer has of them: loading, loaded, refused",
+    ("model_name", "state"),
+)
+TOKENIZER_FAILED_FETCHES = Counter(
+    "baton_tokenizer_failed_fetches",
+    "Fetches of a model's files from a worker that failed or brought other files",
+    ("model_name",),
 )

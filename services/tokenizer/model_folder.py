@@ -1,7 +1,7 @@
-"""The tokenizer side of a model folder, read as transformers reads it.
+"""The tokenizer side of a model's files, read as transformers reads its folder.
 
-Only JSON and template text are read, never code. A tokenizer that needs its own code is refused,
-and so is a file outside the folder. Blocking; knows nothing of gRPC.
+Only JSON and template text are read, never code. A tokenizer that needs its own code is refused.
+Blocking; knows nothing of gRPC.
 """
 
 import json
@@ -13,13 +13,17 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from baton.runtime.process import Misconfigured
-from baton.wire.fingerprint import model_fingerprint
-from baton.wire.pooling import Pooling, UnservedPooling, read_pooling
+from baton.wire.fingerprint import TEMPLATE_FOLDER
+from baton.wire.model_files import (
+    TOKENIZER_FILE,
+    BadModelFiles,
+    ModelFiles,
+    read_model_files,
+)
+from baton.wire.pooling import Pooling, UnservedPooling, pooling_in
 
-TOKENIZER_FILE = "tokenizer.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 DEFAULT_TEMPLATE = "default"
-MAX_FILE_BYTES = 256 * 1024 * 1024
 SPECIAL_TOKEN_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -27,7 +31,7 @@ _REVISION_CHARS = 40
 
 
 class UnusableModel(Misconfigured):
-    """A folder that cannot be served; the message is one line with its name and the reason."""
+    """Files that cannot be served; the message is one line with the reason, and where they are."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class ModelFolder:
     `embedding_rows` is None where the configuration does not state it.
     """
 
-    path: Path
+    # Their folder, or whose they are, for messages.
+    where: str
     name: str
     revision: str
     fingerprint: str
@@ -54,33 +59,38 @@ class ModelFolder:
     generation_config: bytes | None = None
     # Set for an embedding model.
     pooling: Pooling | None = None
-
-    @property
-    def has_tokenizer_file(self) -> bool:
-        return (self.path / TOKENIZER_FILE).is_file()
+    # The content of tokenizer.json; None without one.
+    tokenizer_json: bytes | None = None
 
 
 def read_model_folder(path: Path, name: str) -> ModelFolder:
-    """Read the folder's configuration. Raises UnusableModel."""
-    reader = _FolderReader(path)
+    """Describe the model in a folder. Raises UnusableModel."""
+    if not path.is_dir():
+        raise UnusableModel(f"{path} is not a folder")
+    try:
+        files = read_model_files(path)
+    except (BadModelFiles, FileNotFoundError) as error:
+        raise UnusableModel(str(error)) from error
+    revision = path.name if _is_revision(path.name) else ""
+    return model_folder_of(files, name, revision, str(path))
+
+
+def model_folder_of(files: ModelFiles, name: str, revision: str, where: str) -> ModelFolder:
+    """Describe a model by its files. Raises UnusableModel."""
+    reader = _FilesReader(files.contents, where)
     config = reader.json("config.json")
     tokenizer_config = reader.json("tokenizer_config.json")
     if "auto_map" in tokenizer_config:
-        raise UnusableModel(f"{path}: its tokenizer needs code of its own (auto_map), never run")
+        raise UnusableModel(f"{where}: its tokenizer needs code of its own (auto_map), never run")
     added = _added_tokens(tokenizer_config)
     if "added_tokens_decoder" not in tokenizer_config:
         tokenizer_config = {**tokenizer_config, **reader.json("special_tokens_map.json")}
     named = _named_tokens(tokenizer_config)
-    try:
-        fingerprint = model_fingerprint(path)
-    except FileNotFoundError as error:
-        raise UnusableModel(str(error)) from error
-    generation_config = reader.text(GENERATION_CONFIG_FILE)
     return ModelFolder(
-        path=path,
+        where=where,
         name=name,
-        revision=path.name if _is_revision(path.name) else "",
-        fingerprint=fingerprint,
+        revision=revision,
+        fingerprint=files.fingerprint,
         special_tokens={key: token.content for key, token in named.items()},
         extra_special_tokens=_extra_special_tokens(tokenizer_config),
         added_tokens=added,
@@ -89,20 +99,21 @@ def read_model_folder(path: Path, name: str) -> ModelFolder:
         eos_token_ids=_eos_token_ids(reader.json(GENERATION_CONFIG_FILE), config),
         embedding_rows=_text_config(config).get("vocab_size"),
         named_tokens=named,
-        generation_config=generation_config.encode() if generation_config is not None else None,
-        pooling=_pooling(path),
+        generation_config=files.contents.get(GENERATION_CONFIG_FILE),
+        pooling=_pooling(files, where),
+        tokenizer_json=files.contents.get(TOKENIZER_FILE),
     )
 
 
-def build_tokenizer(folder: ModelFolder, tokenizer_file: Path) -> Tokenizer:
+def build_tokenizer(folder: ModelFolder) -> Tokenizer:
     """The Rust tokenizer with the tokens that the folder's configuration adds to it.
 
     Raises UnusableModel.
     """
-    try:
-        tokenizer = Tokenizer.from_buffer(tokenizer_file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UnusableModel(f"{tokenizer_file}: {str(error)[:200]}") from error
+    if folder.tokenizer_json is None:
+        reason = f"no {TOKENIZER_FILE}, and none can be made from its files"
+        raise UnusableModel(f"{folder.where}: {reason}")
+    tokenizer = _parsed(folder.tokenizer_json, folder.where)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     existing = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
@@ -119,44 +130,37 @@ def build_tokenizer(folder: ModelFolder, tokenizer_file: Path) -> Tokenizer:
     return tokenizer
 
 
-def _pooling(path: Path) -> Pooling | None:
+def _parsed(content: bytes, where: str) -> Tokenizer:
+    """The tokenizer of a file. Some of what a file can say wrong is a panic of the library, whose
+    class has no name to import and is no Exception."""
     try:
-        return read_pooling(path)
+        return Tokenizer.from_buffer(content)
+    except BaseException as error:
+        if not (isinstance(error, ValueError) or type(error).__name__ == "PanicException"):
+            raise
+        raise UnusableModel(f"{where}: {TOKENIZER_FILE}: {str(error)[:200]}") from error
+
+
+def _pooling(files: ModelFiles, where: str) -> Pooling | None:
+    try:
+        return pooling_in(files.contents.get)
     except UnservedPooling as error:
-        raise UnusableModel(f"{path}: {error}") from error
+        raise UnusableModel(f"{where}: {error}") from error
 
 
-class _FolderReader:
-    """Reads files that lie in one folder, or in the blob store of the same download."""
+class _FilesReader:
+    """Reads a model's files by name."""
 
-    def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise UnusableModel(f"{folder} is not a folder")
-        self.folder = folder
-        self._roots = [folder.resolve()]
-        if folder.parent.name == "snapshots":
-            self._roots.append(folder.resolve().parent.parent / "blobs")
-        for name in (TOKENIZER_FILE, "chat_template.jinja"):
-            self.path(name)
-
-    def path(self, name: str) -> Path | None:
-        """The path of a file; None without it. Raises UnusableModel when it lies elsewhere."""
-        path = self.folder / name
-        if not path.is_file():
-            return None
-        real = path.resolve()
-        if not any(real.is_relative_to(root) for root in self._roots):
-            raise UnusableModel(f"{path} is a link that leads out of its folder")
-        if real.stat().st_size > MAX_FILE_BYTES:
-            raise UnusableModel(f"{path} is larger than {MAX_FILE_BYTES} bytes")
-        return path
+    def __init__(self, contents: Mapping[str, bytes], where: str) -> None:
+        self._contents = contents
+        self._where = where
 
     def text(self, name: str) -> str | None:
-        path = self.path(name)
         try:
-            return path.read_text(encoding="utf-8") if path else None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UnusableModel(f"{path}: {error}") from error
+            content = self._contents.get(name)
+            return None if content is None else content.decode()
+        except UnicodeDecodeError as error:
+            raise UnusableModel(f"{self._where}: {name}: {error}") from error
 
     def json(self, name: str) -> dict[str, Any]:
         """The object in a file, empty without the file."""
@@ -164,20 +168,20 @@ class _FolderReader:
         try:
             value = json.loads(text) if text is not None else {}
         except (ValueError, RecursionError) as error:
-            raise UnusableModel(f"{self.folder / name}: {error}") from error
+            raise UnusableModel(f"{self._where}: {name}: {error}") from error
         if not isinstance(value, dict):
-            raise UnusableModel(f"{self.folder / name}: not a JSON object")
+            raise UnusableModel(f"{self._where}: {name}: not a JSON object")
         return value
 
     def templates(self, folder: str) -> dict[str, str]:
-        names = sorted(path.name for path in (self.folder / folder).glob("*.jinja"))
-        texts = {name.removesuffix(".jinja"): self.text(f"{folder}/{name}") for name in names}
+        names = [name for name in sorted(self._contents) if name.startswith(f"{folder}/")]
+        texts = {name.partition("/")[2].removesuffix(".jinja"): self.text(name) for name in names}
         return {name: text for name, text in texts.items() if text is not None}
 
 
-def _templates(reader: _FolderReader, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+def _templates(reader: _FilesReader, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name; files take precedence over the entry in the configuration."""
-    templates = reader.templates("additional_chat_templates")
+    templates = reader.templates(TEMPLATE_FOLDER)
     default = reader.text("chat_template.jinja")
     if default is not None:
         templates[DEFAULT_TEMPLATE] = default

@@ -1,21 +1,19 @@
-"""A loaded model: tokenizer, renderer, artifact; and the table of all loaded models.
+"""A loaded model: tokenizer, renderer, artifact.
 
 Parsing files blocks and runs in a thread. A function that is passed in makes the renderer, so that
 tests can render in process.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
 
-from baton.wire.failures import Unavailable
+from baton.wire.model_files import TOKENIZER_FILE
 from services.tokenizer.model_folder import (
     GENERATION_CONFIG_FILE,
-    TOKENIZER_FILE,
     ModelFolder,
     UnusableModel,
     build_tokenizer,
@@ -103,38 +101,8 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
 
 
-class ModelTable:
-    """Served models by fingerprint."""
-
-    def __init__(self, models: Iterable[ServedModel]) -> None:
-        self._models = {model.folder.fingerprint: model for model in models}
-
-    def get(self, model_fp: str) -> ServedModel:
-        """The model with a fingerprint. Raises Unavailable `no_tokenizer`.
-
-        A gateway asks only for models that workers serve: this tokenizer will have it in a moment,
-        or another one has it now.
-        """
-        model = self._models.get(model_fp)
-        if model is None:
-            raise Unavailable(
-                "no tokenizer has loaded this model yet", reason="no_tokenizer", retry_after_s=2
-            )
-        return model
-
-    def all(self) -> list[ServedModel]:
-        return list(self._models.values())
-
-    async def close(self) -> None:
-        """End the models' renderers."""
-        for model in self._models.values():
-            if model.renderer is not None:
-                await model.renderer.close()
-
-
 async def load_model(
     folder: ModelFolder,
-    tokenizer_file: Path,
     make_renderer: MakeRenderer,
     run_in_thread: RunInThread,
     random_bytes: Callable[[int], bytes],
@@ -142,7 +110,7 @@ async def load_model(
 ) -> ServedModel:
     """Load a model. `syntaxes` that are named stand in place of those of its templates. Raises
     UnusableModel."""
-    own = await run_in_thread(build_tokenizer, folder, tokenizer_file)
+    own = await run_in_thread(build_tokenizer, folder)
     renderer, control_tokens = None, [token for token, special in added_tokens(own) if special]
     if folder.templates:
         setup = TemplateSetup(
@@ -151,7 +119,7 @@ async def load_model(
         try:
             renderer = await make_renderer(setup)
         except TemplateRefused as error:
-            message = f"{folder.path}: its chat template is refused: {error}"
+            message = f"{folder.where}: its chat template is refused: {error}"
             raise UnusableModel(message) from error
         control_tokens = renderer.control_tokens
     tokenizer = await run_in_thread(PromptTokenizer, own, control_tokens, random_bytes)
@@ -159,6 +127,8 @@ async def load_model(
     found = syntaxes.found(folder.templates.values(), dict(added_tokens(own)))
     artifact = await run_in_thread(build_artifact, folder, tokenizer, eos_token_ids, found)
     vocab_size = min(tokenizer.num_ids, folder.embedding_rows or tokenizer.num_ids)
+    # The artifact has the file, and no other part needs it.
+    folder = replace(folder, tokenizer_json=None)
     return ServedModel(folder, tokenizer, renderer, artifact, vocab_size, eos_token_ids)
 
 

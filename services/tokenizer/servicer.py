@@ -15,7 +15,8 @@ from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer import instruments
 from services.tokenizer.encoder import Encoder
-from services.tokenizer.served_model import ModelTable, ServedModel
+from services.tokenizer.fleet.model_table import ModelTable
+from services.tokenizer.served_model import ServedModel
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -55,7 +56,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
     async def GetArtifact(
         self, request: tokenizer_pb2.GetArtifactRequest, context: Context
     ) -> AsyncIterator[tokenizer_pb2.GetArtifactResponse]:
-        artifact = self._models.get(request.model_fp).artifact
+        artifact = (await self._models.find(request.model_fp)).artifact
         yield tokenizer_pb2.GetArtifactResponse(
             header=tokenizer_pb2.ArtifactHeader(
                 digest=artifact.digest, num_bytes=len(artifact.data)

@@ -15,12 +15,12 @@ PREFIX = "BATON_TOKENIZER_"
 
 @dataclass(frozen=True)
 class Settings:
-    """The service's settings; each field is one variable.
+    """The service's settings; each field is one variable."""
 
-    `models`: comma-separated folders, each `name=folder`, or a folder whose name is the model's.
-    """
-
-    models: tuple[str, ...]
+    # The fleet's routers. The models of all ready workers are served, from files that workers give.
+    router: tuple[str, ...] = ()
+    # Models of its own, beside those: folders, each name=folder, or one whose name is the model's.
+    models: tuple[str, ...] = ()
     # name=syntax: how a model writes tool calls, in place of what its chat template shows.
     tool_syntaxes: tuple[str, ...] = ()
     # The same for reasoning; none: it stays part of the answer.
@@ -40,12 +40,11 @@ class Settings:
     template_deadline_s: float = 5.0
     template_memory_bytes: int = 512 * 1024 * 1024
     template_max_output_bytes: int = 4 * 1024 * 1024
-    convert_deadline_s: float = 120.0
     drain_s: float = 5.0
 
     def __post_init__(self) -> None:
-        if not self.models:
-            raise ValueError("models must name a folder")
+        if not (self.router or self.models):
+            raise ValueError("router must name the fleet's routers, or models a folder")
         _check_syntaxes("tool_syntaxes", self.tool_syntaxes, TOOL_SYNTAXES)
         _check_syntaxes("reasoning_syntaxes", self.reasoning_syntaxes, REASONING_SYNTAXES)
         for name, value in vars(self).items():

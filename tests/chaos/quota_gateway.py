@@ -305,12 +305,14 @@ class Gateway:
         )
         model = ServedModel("fp", "m", "", 16, 4096, 1000, frozenset(), 1)
         prompt = Prompt(bytes(4 * PROMPT_TOKENS), b"", b"", None)  # type: ignore[arg-type]
+        request = GenerationRequest("completions", "m", PlainText("hello"))
         return Job(
             incoming,
             incoming.deadlines(_GAP_S, self.clock),
             self.plan.principal,
-            GenerationRequest("completions", "m", PlainText("hello")),
+            request,
             model,
+            request,
             prompt,
             OutputPlan(MAX_TOKENS, FIRST_TOKENS, 0),
         )

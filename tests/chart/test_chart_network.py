@@ -26,6 +26,8 @@ from tests.chart.rendered import (
 TOLD_BY_THE_ROUTER = {
     ("gateway", "decode", 7000),
     ("decode", "prefill", 7000),
+    ("tokenizer", "decode", 7000),
+    ("tokenizer", "prefill", 7000),
 }
 # Told to Envoy by the control plane, not by a variable.
 TOLD_BY_THE_CONTROL_PLANE = {("envoy", "gateway", 8080)}

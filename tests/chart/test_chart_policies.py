@@ -298,7 +298,7 @@ def test_nothing_gives_up_before_the_download_does() -> None:
     [job] = of_kind(objects, "Job")
     deadline_s = job["spec"]["activeDeadlineSeconds"]
     assert deadline_s > 600
-    for workload in of_component(objects, "prefill", "decode", "tokenizer"):
+    for workload in of_component(objects, "prefill", "decode"):
         assert workload["spec"]["progressDeadlineSeconds"] > deadline_s + 300
 
 
@@ -316,7 +316,7 @@ def test_a_download_goes_through_the_proxy_that_it_is_given() -> None:
 def test_weights_may_lie_on_the_nodes() -> None:
     source = {"hostPath": {"path": "/data/m"}}
     objects = render({"models": {"baton-demo": None, "m": {"source": source, "sizeGiB": 0.01}}})
-    for workload in of_component(objects, "prefill", "decode", "tokenizer"):
+    for workload in of_component(objects, "prefill", "decode"):
         spec = pod_of(workload)["spec"]
         [volume] = [one for one in spec["volumes"] if one["name"] == "model-m"]
         assert volume["hostPath"] == {"path": "/data/m", "type": "Directory"}
@@ -325,7 +325,7 @@ def test_weights_may_lie_on_the_nodes() -> None:
 
 
 def test_workers_see_models_read_only_and_wait_for_the_download() -> None:
-    for workload in of_component(profile("gpu-node"), "prefill", "decode", "tokenizer"):
+    for workload in of_component(profile("gpu-node"), "prefill", "decode"):
         spec = pod_of(workload)["spec"]
         assert ".downloaded" in json.dumps(spec["initContainers"])
         for container in containers(workload):

@@ -408,13 +408,24 @@ def test_the_folder_of_a_claim_is_one_that_its_readers_open_themselves() -> None
     folder = "/models/qwen3-0-6b/Qwen3-0.6B"
     decode = named(objects, "Deployment", "baton-qwen3-0-6b-decode")
     assert variables(decode)["BATON_WORKER_MODEL"] == folder
-    (tokenizer,) = of_component(objects, "tokenizer")
-    assert f"qwen3-0.6b={folder}" in variables(tokenizer)["BATON_TOKENIZER_MODELS"].split(",")
-    mounts = [
-        m for found in (decode, tokenizer) for c in containers(found) for m in c["volumeMounts"]
-    ]
-    assert [m["mountPath"] for m in mounts].count("/models/qwen3-0-6b") == 2
+    mounts = [mount for each in containers(decode) for mount in each["volumeMounts"]]
+    assert [mount["mountPath"] for mount in mounts].count("/models/qwen3-0-6b") == 1
     assert not any("subPath" in mount for mount in mounts)
+
+
+@pytest.mark.parametrize("name", ["two-models", "gpu-node", "air-gapped", "h100-pools"])
+def test_tokenizers_mount_no_model_and_ask_the_routers_that_gateways_ask(name: str) -> None:
+    """So a change of models restarts none, and their start is not that of a model's size."""
+    (tokenizer,) = of_component(profile(name), "tokenizer")
+    (gateway,) = of_component(profile(name), "gateway")
+    spec = pod_of(tokenizer)["spec"]
+    assert not [volume for volume in spec["volumes"] if volume["name"].startswith("model-")]
+    assert not spec.get("initContainers")
+    own = variables(tokenizer)
+    assert own["BATON_TOKENIZER_ROUTER"] == variables(gateway)["BATON_GATEWAY_ROUTER"]
+    assert "BATON_TOKENIZER_MODELS" not in own
+    startup = spec["containers"][0]["startupProbe"]
+    assert startup["httpGet"]["path"] == "/livez"
 
 
 def test_workers_of_a_model_see_its_folder_of_adapters() -> None:

@@ -55,8 +55,9 @@ from services.router.router_core import RouterCore
 from services.router.settings import Settings as RouterSettings
 from services.router.watcher import PeerWatcher, Watcher
 from services.tokenizer.encoder import EncodeLimits, Encoder
-from services.tokenizer.model_folder import read_model_folder
-from services.tokenizer.served_model import ModelTable, ServedModel, load_model
+from services.tokenizer.fleet.model_table import ModelTable
+from services.tokenizer.model_folder import ModelFolder, read_model_folder
+from services.tokenizer.served_model import ServedModel, load_model
 from tests.kit.in_process_renderer import InProcessRenderer
 from tests.unit.gateway.fakes import InlineParser, MemoryFiles
 
@@ -151,12 +152,17 @@ class LocalQuota:
 
 
 class LocalTokenizer:
-    """The gateway's TokenizerClient over an Encoder in the same process."""
+    """The gateway's TokenizerClient over an Encoder in the same process; `begin` is its next
+    life."""
 
-    def __init__(self, encoder: Encoder, model: ServedModel) -> None:
-        self._encoder = encoder
-        self._model = model
+    def __init__(self, models: ModelTable, clock: VirtualClock) -> None:
+        self._clock = clock
         self.prompts: dict[str, list[int]] = {}
+        self.begin(models)
+
+    def begin(self, models: ModelTable) -> None:
+        self._models = models
+        self._encoder = Encoder(models, EncodeLimits(), self._clock, run_inline)
 
     async def encode(
         self, request: tokenizer_pb2.EncodeRequest, context: CallContext
@@ -167,7 +173,7 @@ class LocalTokenizer:
         return response
 
     async def artifact(self, model_fp: str) -> bytes:
-        return self._model.artifact.data
+        return (await self._models.find(model_fp)).artifact.data
 
     async def probe(self, deadline_s: float) -> None:
         return None
@@ -295,7 +301,9 @@ class Fleet:
         self, num_prefill: int, num_decode: int, num_blocks: int, num_routers: int = 1
     ) -> None:
         """Build everything and wait until the gateway is ready."""
-        self._detokenizer = Tokenizer.from_file(str(self.model.folder.path / "tokenizer.json"))
+        self._detokenizer = Tokenizer.from_file(
+            str(Path(self.model.folder.where) / "tokenizer.json")
+        )
         self.runner = self._make_runner()
         self._num_blocks = num_blocks
         names = [f"prefill-{n}" for n in range(num_prefill)]
@@ -310,8 +318,7 @@ class Fleet:
         for name in self.routers:
             self.start_router(name)
         self.api_key, self.quota = await self._make_quota()
-        encoder = Encoder(ModelTable([self.model]), EncodeLimits(), self.clock, run_inline)
-        self.tokenizer = LocalTokenizer(encoder, self.model)
+        self.tokenizer = LocalTokenizer(ModelTable([self.model], self.clock), self.clock)
         clients = Clients(
             self.quota,
             self.tokenizer,
@@ -493,7 +500,7 @@ class Fleet:
         fingerprint, num_blocks = self.model.folder.fingerprint, self._num_blocks
         config = EngineConfig(fingerprint, "sim", "local", num_blocks, self.num_slots)
         runner = self._make_runner()
-        file = self.model.folder.path / "tokenizer.json"
+        file = Path(self.model.folder.where) / "tokenizer.json"
         grammars = InlineGrammars(file, runner) if self.has_grammars else None
         engine = Engine(config, runner, self.clock, grammars)
         client = LocalEngineClient(engine, self.clock, lambda batch: poison_and_time(worker, batch))
@@ -622,16 +629,16 @@ async def _at_once(work: Callable[[], None]) -> None:
 
 async def load_sim_model(folder: Path, pooling: str = "") -> ServedModel:
     """The tokenizer's model; the same for every fleet."""
-    path = make_model_folder(folder / "sim", pooling)
+    return await load_folder(read_model_folder(make_model_folder(folder / "sim", pooling), "sim"))
+
+
+async def load_folder(folder: ModelFolder) -> ServedModel:
+    """A model as tokenizers of the simulation load it."""
 
     async def renderer(setup: Any) -> InProcessRenderer:
         return InProcessRenderer(setup, lambda: datetime.now(UTC))
 
-    model_folder = read_model_folder(path, "sim")
-    random_bytes = random.Random(0).randbytes
-    return await load_model(
-        model_folder, path / "tokenizer.json", renderer, run_inline, random_bytes
-    )
+    return await load_model(folder, renderer, run_inline, random.Random(0).randbytes)
 
 
 @asynccontextmanager

@@ -2,8 +2,7 @@
 
 The front numbers sequences (`seq_id`, never reused in one core's life). A sequence is one choice of
 one attempt of one request. KV bytes never cross here: both processes map the pool. Times are
-`time.monotonic()`, which both processes share. Messages are records, as wide as their subject; all
-that a step brings is one message, so that it is decoded once.
+`time.monotonic()`, which both processes share. All that a step brings is one message.
 
 A sequence's `kind` says what the core does with it:
 
@@ -201,8 +200,7 @@ class CommandBatch(msgspec.Struct, array_like=True, tag="commands"):
 
 
 class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
-    """The core's first message, once the model is loaded and the pool is mapped: a field for each
-    fact about them that the front reads."""
+    """The core's first message: what its front reads of the loaded model and the mapped pool."""
 
     model_fp: str
     model_name: str
@@ -227,6 +225,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     num_adapter_slots: int = 0
     # Of the staging ring, which is the shared pool then; 0 = the cache itself is.
     num_rows: int = 0
+    model_folder: str = ""
+    file_digests: dict[str, str] = {}  # as they were when it was loaded (wire/fingerprint.py)
 
 
 class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):

@@ -8,9 +8,9 @@ no processes, sockets or event loops. The three kinds of sequences are described
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.kv.handoff_rows import HandoffRows
@@ -55,6 +55,9 @@ class EngineConfig:
     min_group_bytes: int = MIN_GROUP_BYTES
     # Of the staging ring of a runner with a cache of its own.
     num_rows: int = 0
+    # Where its files are, and their digests when it was loaded; none = nobody asks for them.
+    model_folder: str = ""
+    file_digests: Mapping[str, str] = field(default_factory=dict)
 
 
 class _StepRuns:
@@ -287,4 +290,6 @@ def _describe(config: EngineConfig, runner: Runner, grammars: Grammars | None) -
         tokenizer_file=None if grammars is None else str(grammars.states.compiler.tokenizer_file),
         pooling=runner.pooling if isinstance(runner, PoolingRunner) else None,
         num_rows=config.num_rows if isinstance(runner, StagingRunner) else 0,
+        model_folder=config.model_folder,
+        file_digests=dict(config.file_digests),
     )

@@ -97,8 +97,9 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     from baton.engines.vllm.model_facts import end_token_ids, grammar_states, kv_spec_of
     from baton.engines.vllm.pace import StepPace
     from baton.engines.vllm.ranks.executors import OneRank, SeveralRanks, on_fork
+    from baton.model.load.tokenizer_file import tokenizer_of
     from baton.system.clock import SystemClock
-    from baton.wire.fingerprint import model_fingerprint
+    from baton.wire.fingerprint import fingerprint_of
 
     folder = Path(options.model).expanduser()
     if not folder.is_dir():
@@ -121,10 +122,10 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     end_ids = end_token_ids(config.model_config)
     max_model_len = min(config.model_config.max_model_len, num_blocks * kv_spec.block_size)
     num_rows = num_ring_rows(kv_spec, num_blocks, max_model_len, options.staging_memory)
-    model_fp = model_fingerprint(folder, is_verified=options.verify_weights == "on")
-    grammars = grammar_states(folder, model_fp, vocab_size, end_ids)
+    digests, tokenizer_file = tokenizer_of(folder, is_verified=options.verify_weights == "on")
+    grammars = grammar_states(tokenizer_file, vocab_size, end_ids)
     info = EngineInfo(
-        model_fp=model_fp,
+        model_fp=fingerprint_of(digests),
         model_name=options.model_name or folder.resolve().name,
         model_revision="local",
         kv_spec=kv_spec,
@@ -138,6 +139,8 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
         unsupported=list(UNSUPPORTED),
         num_adapter_slots=options.adapter_slots,
         num_rows=num_rows,
+        model_folder=str(folder),
+        file_digests=digests,
     )
     if options.adapter_slots:
         prepare(core)

@@ -8,7 +8,6 @@ from typing import Any
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.mask_thread import MaskThread
 from baton.engine.grammar.states import GrammarStates
-from baton.model.load.tokenizer_file import find_tokenizer_file
 from baton.wire.kv_spec import KVSpec
 
 
@@ -42,11 +41,10 @@ def kv_spec_of(kv_cache_config: Any, num_heads: int, engine: str) -> KVSpec:
 
 
 def grammar_states(
-    folder: Path, model_fp: str, vocab_size: int, end_ids: Sequence[int]
+    tokenizer_file: Path | None, vocab_size: int, end_ids: Sequence[int]
 ) -> GrammarStates | None:
     """The grammars of the model's vocabulary; None when it has no tokenizer.json and none can be
     made."""
-    tokenizer_file = find_tokenizer_file(folder, model_fp)
     if tokenizer_file is None:
         return None
     compiler = GrammarCompiler(tokenizer_file, vocab_size, end_ids)

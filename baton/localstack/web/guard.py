@@ -4,7 +4,7 @@ The page acts with the developer's key and may end workers. Loopback alone keeps
 users of the machine nor other sites in the user's browser. So names in Host other than this
 machine's are refused (DNS rebinding), what changes anything must come from the page's own origin as
 JSON (cross-site request forgery), and where the kernel tells whose socket the caller's is, it must
-be the user's or root's (decision 0094).
+be the user's or root's (decision 0089).
 """
 
 import os

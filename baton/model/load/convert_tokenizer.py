@@ -1,12 +1,9 @@
-"""Program: write a model folder's tokenizer as tokenizer.json, from whatever files it has.
+"""Writes a model folder's tokenizer as tokenizer.json, from whatever files it has.
 
-`python -m baton.model.load.convert_tokenizer FOLDER TARGET`; the tokenizer service starts it for
-folders without that file. Offline, and without running code that comes with the model. On failure
-the last line on standard error is the reason.
+Offline, and without running code that comes with the model.
 """
 
 import os
-import sys
 from pathlib import Path
 
 
@@ -27,17 +24,3 @@ def convert(folder: Path, target: Path) -> None:
     if backend.get_vocab_size(with_added_tokens=False) == 0:
         raise ValueError("no vocabulary was found in its files")
     backend.save(str(target))
-
-
-def main() -> int:
-    """Exit status 0, or 1 with the reason on standard error."""
-    try:
-        convert(Path(sys.argv[1]), Path(sys.argv[2]))
-    except ValueError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

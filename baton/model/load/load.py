@@ -5,7 +5,7 @@ come from safetensors alone. What cannot be served is refused (`refusal.py`, `pr
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from baton.model.load.probe import probe_model
 from baton.model.load.quantization import make_whole, quant_method, reading_arguments
 from baton.model.load.refusal import check_config, check_folder, check_rope, check_type
 from baton.model.load.source import LOCAL_REVISION, ModelSource, find_config, find_model
+from baton.model.load.tokenizer_file import tokenizer_of
 from baton.model.load.weights_progress import told_weights
 from baton.model.tensors.attention import PAGED, AttentionForm
 from baton.model.tensors.kv_pool import TORCH_DTYPES
@@ -36,7 +37,7 @@ from baton.model.transformers_api import (
     logging,
 )
 from baton.system.load_progress import LoadStage, Tell, untold
-from baton.wire.fingerprint import model_fingerprint
+from baton.wire.fingerprint import fingerprint_of
 from baton.wire.kv_spec import KVSpec
 from baton.wire.pooling import CLASSIFIER_TOKENS
 
@@ -70,9 +71,14 @@ class LoadedModel:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     memory: MemoryNeed
-    fingerprint: str = ""  # none without weights
+    digests: Mapping[str, str] = field(default_factory=dict)  # of its files; none without weights
+    tokenizer_file: Path | None = None  # its own, or one that was made
     # Set: it gives states instead of logits.
     pooler: Pooler | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.digests) if self.digests else ""
 
 
 def load_model(name: str, options: LoadOptions) -> LoadedModel:
@@ -102,8 +108,8 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
         pooler = None if pooling is None else make_pooler(source, model, pooling)
         described = _describe(source, model, max_model_len, options, memory)
         options.tell(LoadStage("digests of its files"))
-        fingerprint = model_fingerprint(folder, is_verified=options.verifies_weights)
-        return replace(described, fingerprint=fingerprint, pooler=pooler)
+        digests, file = tokenizer_of(folder, is_verified=options.verifies_weights)
+        return replace(described, digests=digests, tokenizer_file=file, pooler=pooler)
 
 
 def outline_model(name: str, options: LoadOptions) -> LoadedModel:

@@ -275,6 +275,20 @@ class CoreDied(_message.Message):
     suspect_request_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, suspect_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class GetModelFilesRequest(_message.Message):
+    __slots__ = ("model_fp",)
+    MODEL_FP_FIELD_NUMBER: _ClassVar[int]
+    model_fp: str
+    def __init__(self, model_fp: _Optional[str] = ...) -> None: ...
+
+class GetModelFilesResponse(_message.Message):
+    __slots__ = ("num_bytes", "data")
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    data: bytes
+    def __init__(self, num_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class ReportAck(_message.Message):
     __slots__ = ("seq", "protocol", "router_id", "want_snapshot", "resume")
     SEQ_FIELD_NUMBER: _ClassVar[int]

@@ -115,6 +115,81 @@ class DecodeWorker:
             _registered_method=True)
 
 
+class WorkerFilesStub:
+    """Gives the small files of the worker's model to tokenizers. Both kinds of worker serve it.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetModelFiles = channel.unary_stream(
+                '/baton.wire.v1.WorkerFiles/GetModelFiles',
+                request_serializer=baton_dot_wire_dot_v1_dot_worker__pb2.GetModelFilesRequest.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_v1_dot_worker__pb2.GetModelFilesResponse.FromString,
+                _registered_method=True)
+
+
+class WorkerFilesServicer:
+    """Gives the small files of the worker's model to tokenizers. Both kinds of worker serve it.
+    """
+
+    def GetModelFiles(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_WorkerFilesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetModelFiles': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetModelFiles,
+                    request_deserializer=baton_dot_wire_dot_v1_dot_worker__pb2.GetModelFilesRequest.FromString,
+                    response_serializer=baton_dot_wire_dot_v1_dot_worker__pb2.GetModelFilesResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.wire.v1.WorkerFiles', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.wire.v1.WorkerFiles', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class WorkerFiles:
+    """Gives the small files of the worker's model to tokenizers. Both kinds of worker serve it.
+    """
+
+    @staticmethod
+    def GetModelFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.wire.v1.WorkerFiles/GetModelFiles',
+            baton_dot_wire_dot_v1_dot_worker__pb2.GetModelFilesRequest.SerializeToString,
+            baton_dot_wire_dot_v1_dot_worker__pb2.GetModelFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class WorkerReportsStub:
     """Reports to the routers. Both kinds of worker serve it; every router replica dials it at the address that it discovered.
     """

@@ -37,6 +37,8 @@ class DetachingSink:
     def opened(self, identity: Identity, request: GenerationRequest) -> AnswerSink:
         if request.thread is None or not request.thread.is_background:
             return self._client.opened(identity, request)
+        if self.run.done():  # its model was replaced before its first token
+            return self.run.result()
         run = BackgroundRun(self._store, identity, request)
         self.run.set_result(run)
         return run

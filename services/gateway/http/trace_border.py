@@ -1,4 +1,4 @@
-"""The border at which a client's trace ends and one of ours begins (decision 0089).
+"""The border at which a client's trace ends and one of ours begins (decision 0084).
 
 Whoever sends `traceparent` decides whether a request is sampled. A client must not: it could make
 every request dear, or hide its own. So a request begins a trace here, with the client's as a link,

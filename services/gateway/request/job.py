@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from baton.wire.prefix_hash import TOKEN_BYTES
@@ -81,6 +81,8 @@ class ValidRequest:
     principal: Principal
     request: GenerationRequest
     model: ServedModel
+    # The request before its defaults were filled in.
+    asked: GenerationRequest
 
     @property
     def request_id(self) -> str:
@@ -89,6 +91,11 @@ class ValidRequest:
     @property
     def priority(self) -> int:
         return self.principal.priority_of(self.request.lateness)
+
+    def job(self, prompt: Prompt, plan: OutputPlan) -> "Job":
+        """The request with its prompt and its plan."""
+        own = {each.name: getattr(self, each.name) for each in fields(ValidRequest)}
+        return Job(**own, prompt=prompt, plan=plan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,13 @@ from services.gateway.request.job import Job, Prompt, TokenCounts, ValidRequest
 from services.gateway.request.prompt_estimate import num_prompt_bytes
 from services.gateway.request.prompt_list import PromptList
 from services.gateway.request.room import LARGE_BODY_BYTES
-from services.gateway.request.token_answer import tell_text, tell_tokens, token_texts
+from services.gateway.request.successor import MAX_SUCCESSORS, successor_of
+from services.gateway.request.token_answer import (
+    tell_text,
+    tell_tokens,
+    token_identity,
+    token_texts,
+)
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.full_lines import Place
 from services.gateway.routing.models import ServedModel
@@ -94,8 +100,9 @@ class Pipeline:
         deadlines = incoming.deadlines(self._deps.limits.token_gap_s, self._deps.clock)
         principal = await self._authenticate(incoming, deadlines, trace)
         with self._deps.open_requests.one_of(principal.tenant):
-            request, model, text_model = await self._validate(incoming, principal, trace)
-            valid = ValidRequest(incoming, deadlines, principal, request, model)
+            asked, model, text_model = await self._validate(incoming, principal, trace)
+            request = await self._with_defaults(asked, text_model)
+            valid = ValidRequest(incoming, deadlines, principal, request, model, asked)
             if request.prompts:
                 prompts = PromptList(valid, sink, trace, self._deps.auditor, self._deps.clock)
                 if request.vector is None:
@@ -123,7 +130,7 @@ class Pipeline:
             job = self._job(valid, await tokenized())
             counts = TokenCounts(job.prompt.num_tokens, job.plan.num_expected_tokens)
             await self._deps.reservations.fit(job, counts, lease, trace)
-            answer_sink, usage = await self._compute(job, lease, sink, trace)
+            answer_sink, usage = await self._answered(job, lease, sink, trace)
         trace.stage = Stage.FLUSH
         await answer_sink.finished(usage, trace.head())
 
@@ -142,7 +149,7 @@ class Pipeline:
             job = self._job(part, tokenized.pop(part.request_id))
             part_trace.usage.num_prompt_tokens = job.prompt.num_tokens
             # No token follows that would need more than was granted.
-            answer_sink, usage = await self._compute(job, replace(lease), sink, part_trace)
+            answer_sink, usage = await self._answered(job, replace(lease), sink, part_trace)
             await answer_sink.finished(usage, part_trace.head())
 
         async with self._deps.reservations.reserve(valid, reserve, trace) as lease:
@@ -156,6 +163,30 @@ class Pipeline:
         """Hold the tokens of all prompts."""
         num_tokens = sum(prompt.num_tokens for prompt in prompts)
         await self._deps.reservations.fit(valid, TokenCounts(num_tokens), lease, trace)
+
+    async def _answered(
+        self, job: Job, lease: Lease, sink: Sink, trace: RequestTrace
+    ) -> tuple[AnswerSink, Usage]:
+        """Let workers answer; with another prompt where the model was replaced meanwhile."""
+        for _ in range(MAX_SUCCESSORS):
+            try:
+                return await self._compute(job, lease, sink, trace)
+            except BatonError as error:
+                successor = successor_of(job, error, trace, self._deps.directory)
+                if successor is None:
+                    raise
+            job = await self._moved(job, successor, trace)
+            if job.request.vector is None:
+                counts = TokenCounts(job.prompt.num_tokens, job.plan.num_expected_tokens)
+                await self._deps.reservations.fit(job, counts, lease, trace)
+        return await self._compute(job, lease, sink, trace)
+
+    async def _moved(self, job: Job, model: ServedModel, trace: RequestTrace) -> Job:
+        """The same request for another model."""
+        text_model = await self._deps.artifacts.text_model(model.model_fp)
+        request = await self._with_defaults(job.asked, text_model)
+        valid = ValidRequest(job.incoming, job.deadlines, job.principal, request, model, job.asked)
+        return self._job(valid, await self._tokenize(valid, text_model, trace))
 
     async def _compute(
         self, job: Job, lease: Lease, sink: Sink, trace: RequestTrace
@@ -174,7 +205,7 @@ class Pipeline:
         """Answer a request for tokens or their text. It counts as a request of its key."""
         reserve, request = submission.reserve_no_tokens(valid), valid.request
         async with self._deps.reservations.reserve(valid, reserve, trace):
-            answer_sink = sink.opened(_token_identity(valid), request)
+            answer_sink = sink.opened(token_identity(valid), request)
             if request.endpoint == "detokenize":
                 num_tokens = await tell_text(valid, text_model, answer_sink)
             else:
@@ -225,7 +256,7 @@ class Pipeline:
             if generates and (request.vector is not None or text_model.pooling is not None):
                 has_template = text_model.has_pair_template
                 request = fitted(request, text_model.pooling, has_pair_template=has_template)
-        return await self._with_defaults(request, text_model), model, text_model
+        return request, model, text_model
 
     async def _with_defaults(
         self, request: GenerationRequest, text_model: TextModel
@@ -320,7 +351,7 @@ class Pipeline:
             self._deps.limits.max_logprobs,
             self._deps.rng,
         )
-        return Job(valid.incoming, valid.deadlines, valid.principal, request, model, prompt, plan)
+        return valid.job(prompt, plan)
 
     async def _attempt(
         self, job: Job, lease: Lease, answer_sink: AnswerSink, trace: RequestTrace
@@ -352,18 +383,6 @@ def _place(
         principal.priority_of(request.lateness),
         incoming.first_token_allowance_s,
         num_prompt_bytes(request),
-    )
-
-
-def _token_identity(valid: ValidRequest) -> Identity:
-    """The identity of an answer that no model gives."""
-    return Identity(
-        request_id=valid.request_id,
-        created_unix_s=0,
-        model=valid.request.model,
-        system_fingerprint=valid.model.system_fingerprint,
-        num_choices=0,
-        max_model_len=valid.model.max_model_len,
     )
 
 

@@ -111,16 +111,14 @@ class PromptList:
             request_id=f"{valid.incoming.request_id}.{number}",
             deadline_s=valid.deadlines.left_s,
         )
-        request = valid.request
+        request = replace(
+            valid.request,
+            prompt=valid.request.prompts[number],
+            prompts=valid.request.prompts if valid.request.vector is None else (),
+        )
+        deadlines = incoming.deadlines(valid.deadlines.token_gap_s, self._clock)
         return replace(
-            valid,
-            incoming=incoming,
-            deadlines=incoming.deadlines(valid.deadlines.token_gap_s, self._clock),
-            request=replace(
-                request,
-                prompt=request.prompts[number],
-                prompts=request.prompts if request.vector is None else (),
-            ),
+            valid, incoming=incoming, deadlines=deadlines, request=request, asked=request
         )
 
     def _trace_of(self, part: ValidRequest) -> RequestTrace:

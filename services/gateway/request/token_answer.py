@@ -7,10 +7,22 @@ from collections.abc import Iterator
 
 from baton.wire.failures import InvalidRequest, quoted
 from services.gateway.openai import limits
-from services.gateway.openai.generation import Delta, PromptTokens, TokenDetails
+from services.gateway.openai.generation import Delta, Identity, PromptTokens, TokenDetails
 from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import Job, ValidRequest
 from services.gateway.text.detokenize import PIECE_TOKENS, TextModel, text_pieces
+
+
+def token_identity(valid: ValidRequest) -> Identity:
+    """The identity of an answer that no model gives."""
+    return Identity(
+        request_id=valid.request_id,
+        created_unix_s=0,
+        model=valid.request.model,
+        system_fingerprint=valid.model.system_fingerprint,
+        num_choices=0,
+        max_model_len=valid.model.max_model_len,
+    )
 
 
 async def tell_tokens(

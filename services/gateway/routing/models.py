@@ -128,6 +128,8 @@ class ModelDirectory:
         self._known_names: dict[str, float] = {}
         # The time at which each of them had a ready worker last.
         self._ready_at: dict[str, float] = {}
+        # Tells whether tokenizers have a model, by its fingerprint.
+        self.has_tokenizer: Callable[[str], bool] = _is_true
 
     def update(self, states: Iterable[router_pb2.ModelState]) -> None:
         """Take in the router's view, at most MAX_MODELS models of it. An adapter that has the name
@@ -175,7 +177,22 @@ class ModelDirectory:
                 f"no ready worker serves {quoted(public_name)}", reason="no_worker", retry_after_s=2
             )
         _, models = self._drawn(ready, [target.weight for target, _ in ready])
+        if len(models) > 1:
+            # One that has just come may have no tokenizer yet, or never get one.
+            models = [each for each in models if self.has_tokenizer(each.model_fp)] or models
         return self._drawn(models, [model.num_ready_decode or 1 for model in models])
+
+    def successor(self, model: ServedModel) -> ServedModel | None:
+        """Another model of the same name with ready workers, for requests that this one's workers
+        left behind."""
+        ready = [each for each in self._ready(model.name) if each.model_fp != model.model_fp]
+        known = [each for each in ready if self.has_tokenizer(each.model_fp)] or ready
+        return self._drawn(known, [each.num_ready_decode for each in known]) if known else None
+
+    def contested(self) -> set[str]:
+        """The fingerprints that share their name with another one, both with ready workers."""
+        of_names = [{each.model_fp for each in self._ready(name)} for name in self._by_name]
+        return set().union(*(model_fps for model_fps in of_names if len(model_fps) > 1))
 
     def _drawn(self, options: Sequence[T], weights: Sequence[float]) -> T:
         """One of these, by their weights. There is mostly one, and a draw asks the kernel."""
@@ -225,6 +242,10 @@ class ModelDirectory:
         """The models of a name that had a ready worker a moment ago."""
         is_recent = self._clock.now() - self._ready_at.get(name, -math.inf) <= COMES_BACK_S
         return self._by_name.get(name, []) if is_recent else []
+
+
+def _is_true(model_fp: str) -> bool:
+    return True
 
 
 def _is_allowed(name: str, allowed: Iterable[str]) -> bool:

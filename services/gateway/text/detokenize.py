@@ -7,15 +7,16 @@ character.
 """
 
 import asyncio
+import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 from tokenizers import Tokenizer
 
-from baton.wire.failures import InternalFailure
+from baton.wire.failures import BatonError, InternalFailure
 from baton.wire.pooling import Pooling
 from services.gateway.clients.protocols import RunInThread, TokenizerClient
 from services.gateway.openai.generation import Tools
@@ -25,6 +26,7 @@ from services.gateway.text.token_bytes import TokenBytes
 from services.gateway.tools.call_syntax import GENERIC, SYNTAXES, CallSyntax
 
 MAX_MODELS = 16
+_RETRY_S = 1.0
 # A character has at most 4 bytes, hence 4 byte tokens; bytes that are still not a character after
 # MAX_PENDING tokens never become one.
 MAX_PENDING = 12
@@ -179,6 +181,35 @@ class Artifacts:
         self._in_thread = in_thread
         self._models: OrderedDict[str, TextModel] = OrderedDict()
         self._fetching: dict[str, asyncio.Lock] = {}
+        self._wanted: frozenset[str] = frozenset()
+        self._asked = asyncio.Event()
+
+    def has(self, model_fp: str) -> bool:
+        """True when the model is here: then a tokenizer has it, too."""
+        return model_fp in self._models
+
+    def want(self, model_fps: Collection[str]) -> None:
+        """Let `run` fetch these models before anybody asks for them."""
+        if self._wanted != model_fps:
+            self._wanted = frozenset(sorted(model_fps)[:MAX_MODELS])
+            self._asked.set()
+
+    async def run(self) -> None:
+        """Fetch the wanted models until cancelled; one that cannot be had, again and again."""
+        while True:
+            self._asked.clear()
+            missing = [model_fp for model_fp in self._wanted if not self.has(model_fp)]
+            async with asyncio.TaskGroup() as tasks:
+                for model_fp in missing:
+                    tasks.create_task(self._try(model_fp))
+            if all(map(self.has, self._wanted)):
+                await self._asked.wait()
+            else:
+                await asyncio.sleep(_RETRY_S)
+
+    async def _try(self, model_fp: str) -> None:
+        with contextlib.suppress(BatonError):
+            await self.text_model(model_fp)
 
     async def text_model(self, model_fp: str) -> TextModel:
         """The model's decoder and defaults. Raises BatonError when they cannot be fetched."""

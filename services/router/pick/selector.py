@@ -31,6 +31,7 @@ from services.router.pick.pick_request import PickRequest
 from services.router.pick.picker import NoPick, Obstacle, Pick, pick
 from services.router.pick.placement import Placement
 from services.router.pick.reasons import Reasons
+from services.router.pick.replaced import check_not_replaced
 from services.router.pick.sessions import Sessions
 from services.router.pick.shortlist import MAX_PLAIN
 from services.router.settings import Settings
@@ -181,6 +182,7 @@ class Selector:
         self._check_patience(request.arrived_at, None)
 
     def _wait_for_worker(self, request: PickRequest, outcome: NoPick) -> None:
+        check_not_replaced(self._fleet, request)
         now = self._clock.now()
         since = self._no_worker_since.setdefault(request.model_fp, now)
         self._check_patience(max(since, request.arrived_at), outcome.reasons)

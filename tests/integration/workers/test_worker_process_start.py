@@ -19,6 +19,7 @@ def start(model: Path) -> subprocess.Popen:
 
 
 def test_a_worker_that_is_told_to_stop_while_it_loads_ends_at_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     worker = start(tmp_path)
     for line in worker.stderr:
         if '"loading"' in line:

@@ -1,17 +1,32 @@
-"""Folders without tokenizer.json: converted once in a child, or refused by name."""
+"""Folders without tokenizer.json: the worker makes one, and it is a part of the fingerprint."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from baton.model.load.tokenizer_file import converted_file, find_tokenizer_file, tokenizer_of
 from baton.testing.tokenizer_folder import build_tokenizer_folder
-from services.tokenizer import conversion
-from services.tokenizer.model_folder import UnusableModel, build_tokenizer, read_model_folder
+from baton.wire.fingerprint import fingerprint_of, model_fingerprint
+from baton.wire.model_files import decode_model_files, read_model_files
+from services.tokenizer.model_folder import (
+    UnusableModel,
+    build_tokenizer,
+    model_folder_of,
+    read_model_folder,
+)
 
 TEXT = "so la ti <|im_end|> naïve 😀"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -30,48 +45,52 @@ def gpt2_files(tmp_path: Path) -> Path:
     return folder
 
 
-async def test_folder_with_other_files_is_converted_and_equals_transformers(
-    gpt2_files: Path, tmp_path: Path
-):
-    folder = read_model_folder(gpt2_files, "old")
-    file = await conversion.tokenizer_file(folder, tmp_path / "cache", 110)
+def test_tokenizers_get_what_the_worker_made_and_it_equals_transformers(gpt2_files: Path):
+    digests, made = tokenizer_of(gpt2_files)
     assert not (gpt2_files / "tokenizer.json").exists()
-    ours = build_tokenizer(folder, file)
+    files = read_model_files(gpt2_files, digests, made)
+    model_fp = fingerprint_of(digests)
+    assert model_fp != model_fingerprint(gpt2_files)
+    got = model_folder_of(decode_model_files(files.encoded(), model_fp), "old", "", "a worker")
     theirs = AutoTokenizer.from_pretrained(gpt2_files)
-    assert ours.encode(TEXT).ids == theirs(TEXT)["input_ids"]
+    assert build_tokenizer(got).encode(TEXT).ids == theirs(TEXT)["input_ids"]
 
 
-async def test_folder_is_converted_only_once(
-    gpt2_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder = read_model_folder(gpt2_files, "old")
-    (tmp_path / f"{folder.fingerprint}.json").write_text("{}")
-    monkeypatch.setattr(conversion, "CONVERTER", "no.such.module")
-    file = await conversion.tokenizer_file(folder, tmp_path, 110)
-    assert file.read_text() == "{}"
+def test_two_workers_make_the_same_file(gpt2_files: Path, tmp_path: Path):
+    _, made = tokenizer_of(gpt2_files)
+    code = "import sys, pathlib; from baton.model.load.tokenizer_file import tokenizer_of;"
+    code += "print(tokenizer_of(pathlib.Path(sys.argv[1]))[1])"
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "other"), "PYTHONHASHSEED": "7"}
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(gpt2_files)], env=env, capture_output=True, check=True
+    )
+    other = Path(said.stdout.decode().strip())
+    assert other != made
+    assert other.read_bytes() == made.read_bytes()
 
 
-async def test_folder_with_nothing_to_convert_is_refused_by_name(tmp_path: Path):
+def test_folder_is_converted_only_once(gpt2_files: Path):
+    made = converted_file("fp")
+    made.parent.mkdir(parents=True)
+    made.write_text("{}")
+    assert find_tokenizer_file(gpt2_files, "fp") == made
+    assert made.read_text() == "{}"
+
+
+def test_folder_with_nothing_to_convert_is_refused_by_name(tmp_path: Path, cache: Path):
     path = build_tokenizer_folder(tmp_path / "empty", config={"model_type": "gpt2"})
     (path / "tokenizer.json").unlink()
-    folder = read_model_folder(path, "empty")
-    with pytest.raises(UnusableModel, match="none can be made from its files") as caught:
-        await conversion.tokenizer_file(folder, tmp_path / "cache", 110)
-    assert str(caught.value).startswith(f"{path} has no tokenizer.json")
-    assert not list((tmp_path / "cache").glob("*"))
+    digests, made = tokenizer_of(path)
+    assert made is None
+    assert not list(cache.rglob("*.json"))
+    assert fingerprint_of(digests) == model_fingerprint(path)
+    with pytest.raises(UnusableModel, match=r"no tokenizer\.json, and none can be made") as caught:
+        build_tokenizer(read_model_folder(path, "empty"))
+    assert str(caught.value).startswith(str(path))
 
 
-async def test_without_transformers_the_folder_is_refused_with_the_line_that_helps(
-    gpt2_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(conversion, "_NEEDED", ("no_such_package",))
-    folder = read_model_folder(gpt2_files, "old")
-    with pytest.raises(UnusableModel, match="no_such_package is not installed") as caught:
-        await conversion.tokenizer_file(folder, tmp_path, 110)
-    assert f"python -m {conversion.CONVERTER} {gpt2_files}" in str(caught.value)
-
-
-async def test_folder_with_the_file_needs_no_conversion(tmp_path: Path):
+def test_folder_with_the_file_needs_no_conversion(tmp_path: Path):
     path = build_tokenizer_folder(tmp_path / "new")
-    file = await conversion.tokenizer_file(read_model_folder(path, "new"), tmp_path / "c", 110)
-    assert Tokenizer.from_file(str(file)).get_vocab_size()
+    digests, file = tokenizer_of(path)
+    assert file == path / "tokenizer.json"
+    assert fingerprint_of(digests) == model_fingerprint(path)

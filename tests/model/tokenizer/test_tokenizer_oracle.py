@@ -32,7 +32,7 @@ class Pair:
     def __init__(self, folder: Path, family: str) -> None:
         self.family = family
         described = read_model_folder(folder, "m")
-        tokenizer = build_tokenizer(described, folder / "tokenizer.json")
+        tokenizer = build_tokenizer(described)
         setup = TemplateSetup(
             described.templates,
             described.special_tokens,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.testing.tokenizer_folder import build_tokenizer_folder
-from services.tokenizer.model_folder import TOKENIZER_FILE, read_model_folder
+from services.tokenizer.model_folder import read_model_folder
 from services.tokenizer.served_model import ServedModel, load_model
 from tests.kit.in_process_renderer import in_process_renderers
 
@@ -22,8 +22,7 @@ async def run_inline(function: Callable[..., Any], *args: Any) -> Any:
 async def load_in_process(folder: Path, name: str = "demo") -> ServedModel:
     make_renderer = in_process_renderers(lambda: datetime(2026, 11, 20))
     described = read_model_folder(folder, name)
-    file = folder / TOKENIZER_FILE
-    return await load_model(described, file, make_renderer, run_inline, lambda n: b"\7" * n)
+    return await load_model(described, make_renderer, run_inline, lambda n: b"\7" * n)
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,9 @@ from baton.wire.failures import InvalidRequest, Overloaded, Unavailable
 from baton.wire.v1 import tokenizer_pb2
 from services.tokenizer.encoder import EncodeLimits, Encoder
 from services.tokenizer.fair_queue import QueueLimits
+from services.tokenizer.fleet.model_table import ModelTable
 from services.tokenizer.prompt_tokenizer import PromptTokenizer
-from services.tokenizer.served_model import ModelTable, ServedModel
+from services.tokenizer.served_model import ServedModel
 
 KEY = bytes(range(32))
 OTHER_KEY = bytes(32)
@@ -42,7 +43,9 @@ async def run_inline(function, *args):
 
 
 def encoder(*models: ServedModel, **limits: int) -> Encoder:
-    return Encoder(ModelTable(models), EncodeLimits(**limits), SteppingClock(), run_inline)
+    return Encoder(
+        ModelTable(models, SteppingClock()), EncodeLimits(**limits), SteppingClock(), run_inline
+    )
 
 
 def request(model: ServedModel, **fields: object) -> tokenizer_pb2.EncodeRequest:
@@ -252,7 +255,7 @@ async def test_more_prompts_at_once_than_allowed_are_overload(chatml: ServedMode
         return function(*args)
 
     limits = EncodeLimits(queue=QueueLimits(max_prompts=2))
-    busy = Encoder(ModelTable([chatml]), limits, SteppingClock(), wait_and_run)
+    busy = Encoder(ModelTable([chatml], SteppingClock()), limits, SteppingClock(), wait_and_run)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(busy.encode(request(chatml, text="x"))) for _ in range(2)]
         await asyncio.sleep(0)

@@ -77,14 +77,14 @@ def test_tokens_that_only_the_configuration_has_are_added(folder: Path):
     added = {"1000": {"content": "<extra>", "special": True}}
     edit(folder / "tokenizer_config.json", added_tokens_decoder=added, pad_token="<pad>")
     described = read(folder)
-    tokenizer = build_tokenizer(described, folder / "tokenizer.json")
+    tokenizer = build_tokenizer(described)
     assert tokenizer.encode("<extra><pad>", add_special_tokens=False).tokens == ["<extra>", "<pad>"]
 
 
 def test_truncation_and_padding_of_the_file_are_ignored(folder: Path):
     truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     edit(folder / "tokenizer.json", truncation=truncation)
-    assert len(build_tokenizer(read(folder), folder / "tokenizer.json").encode("so la ti do")) > 2
+    assert len(build_tokenizer(read(folder)).encode("so la ti do")) > 2
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_links_into_the_blob_store_of_a_download_are_followed(tmp_path: Path):
     (tmp_path / "blobs").mkdir()
     (folder / "tokenizer.json").rename(tmp_path / "blobs" / "x")
     (folder / "tokenizer.json").symlink_to(tmp_path / "blobs" / "x")
-    assert read(folder).has_tokenizer_file
+    assert read(folder).tokenizer_json
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_malformed_configuration_is_refused_by_name(folder: Path, content: str):
 def test_malformed_tokenizer_is_refused_by_name(folder: Path):
     (folder / "tokenizer.json").write_text('{"model": {}}')
     with pytest.raises(UnusableModel, match=r"tokenizer\.json"):
-        build_tokenizer(read(folder), folder / "tokenizer.json")
+        build_tokenizer(read(folder))
 
 
 def test_folder_without_weights_or_without_anything_is_refused_by_name(
@@ -194,3 +194,9 @@ async def test_artifact_holds_the_files_and_their_digest(folder: Path, load: Loa
     files = msgspec.msgpack.decode(model.artifact.data, type=dict[str, bytes])
     assert sorted(files) == ["detokenizer.json", "generation_config.json", "tokenizer.json"]
     assert (await load(folder)).artifact == model.artifact
+
+
+def test_a_file_on_which_the_library_panics_is_refused(folder: Path):
+    edit(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": ""})
+    with pytest.raises(UnusableModel, match=r"tokenizer\.json: .*charsmap"):
+        build_tokenizer(read(folder))

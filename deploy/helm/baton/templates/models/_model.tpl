@@ -1,6 +1,6 @@
 {{/*
 The files of a model. Every source becomes one folder, /models/<id>, mounted read-only into the
-model's workers and the tokenizers; a worker knows nothing of hubs.
+model's workers; a worker knows nothing of hubs, and tokenizers have what they need from workers.
 
 A hub model is downloaded by one Job per model and storage name into one claim. Pods that mount the
 claim wait, in an init container, for the file that the Job writes last: so there is one download

@@ -1,0 +1,1 @@
+"""The files of a worker's model: whether they are there, and what tokenizers get of them."""
