@@ -90,6 +90,9 @@ def test_packages_and_chart_have_one_version() -> None:
     whole = tomllib.loads((root / "deploy/pypi/pyproject.toml").read_text())["project"]
     chart = yaml.safe_load((root / "deploy/helm/baton/Chart.yaml").read_text())
     assert core["version"] == whole["version"] == chart["version"]
+    # An index has a package of another project under the name of our imports.
+    own_needs = [need for extra in core["optional-dependencies"].values() for need in extra]
+    assert not [need for need in own_needs if re.match(r"baton\b(?!-)", need)]
     extras = whole["optional-dependencies"].values()
     for need in [*whole["dependencies"], *(need for extra in extras for need in extra)]:
         name, _, names = need.partition("==")[0].removesuffix("]").partition("[")
