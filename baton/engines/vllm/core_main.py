@@ -101,15 +101,13 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     from baton.system.clock import SystemClock
     from baton.wire.fingerprint import fingerprint_of
 
-    folder = Path(options.model).expanduser()
-    if not folder.is_dir():
-        raise CannotServe(f"model {options.model}: no such folder")
+    folder = _model_folder(options.model)
     config = _engine_config(options)
     if options.expert_parallel == "on":
         _divide_experts(config.model_config.quantization)
     on_fork(link.leave)
-    ranks = OneRank if options.tensor_parallel == 1 else SeveralRanks
-    core = EngineCore(config, ranks, log_stats=True)
+    executor = OneRank if options.tensor_parallel == 1 else SeveralRanks
+    core = EngineCore(config, executor, log_stats=True)
     if options.speculation_tokens:
         core.model_executor.check_drafts()
     leave_stack()  # again: a library of vLLM's (tvm_ffi) reports a crash first, for seconds
@@ -147,6 +145,14 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     pace = StepPace(options.max_step_tokens, options.max_step_ms / 1000 or None)
     parts = VllmParts(core, link.pool_fd, grammars, options.speculation_tokens)
     return VllmEngine(parts, info, pace, SystemClock())
+
+
+def _model_folder(name: str) -> Path:
+    """Raises CannotServe without one."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise CannotServe(f"model {name}: no such folder")
+    return folder
 
 
 def _divide_experts(quantization: str | None) -> None:
