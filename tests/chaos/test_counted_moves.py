@@ -34,7 +34,7 @@ def check_a_move(target: Target) -> None:
 
     num_moves = target.num_moves()
     moves = counted("baton_gateway_moves_total", reason="worker_lost")
-    tokens = counted("gen_ai_client_token_usage_sum", gen_ai_token_type="output")
+    tokens = counted("vllm:request_generation_tokens_sum")
     stream = target.stream(body)
     stream.wait_for(target.rng.randint(1, 60))
     target.fault(target.busiest("decode")).kill().verify()
@@ -43,7 +43,7 @@ def check_a_move(target: Target) -> None:
     if target.num_moves() == num_moves:
         raise Missed
     assert counted("baton_gateway_moves_total", reason="worker_lost") == moves + 1
-    billed = counted("gen_ai_client_token_usage_sum", gen_ai_token_type="output") - tokens
+    billed = counted("vllm:request_generation_tokens_sum") - tokens
     assert billed == answer.usage["completion_tokens"] == num_choices * NUM_TOKENS
     check_the_bill(target, answer, num_choices)
 
