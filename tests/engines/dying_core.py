@@ -13,9 +13,14 @@ PROMPT = list(range(700, 845))  # four full blocks and a part
 
 
 def ranks_of(core: ProcessEngineClient) -> list[psutil.Process]:
-    """The processes in which the core computes, by the title that vLLM gives them."""
-    children = psutil.Process(core.pid).children()
-    return [child for child in children if "Worker_TP" in child.cmdline()[0]]
+    """The processes in which the core computes. They are forks of it, whose command line is the
+    core's own where vLLM cannot give them a title."""
+    own = psutil.Process(core.pid)
+    return [
+        child
+        for child in own.children()
+        if "Worker_TP" in child.cmdline()[0] or child.cmdline() == own.cmdline()
+    ]
 
 
 class WatchedCore:
