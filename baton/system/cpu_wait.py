@@ -2,8 +2,10 @@
 
 `/proc/PID/task/TID/schedstat` has the time that a thread ran and the time that it was ready and
 waited for a CPU. The kernel adds a wait when it is over: of one that lasts it shows only that the
-thread is ready (state R) and does not run. Waiting for a lock, a disk or a signal is no such wait.
-Where there are no such files, nothing is known and no wait is found.
+thread is ready (state R) and runs no further. A thread that was asleep at the last
+look and is ready now may have woken this moment: its wait counts from now on. Waiting for a lock,
+a disk or a signal is no such wait. Where there are no such files, nothing is known and no wait is
+found.
 """
 
 from collections.abc import Iterator
@@ -23,9 +25,9 @@ class ThreadTimes:
 
     def wait_s(self, before: "ThreadTimes", elapsed_s: float) -> float:
         """The part of the last `elapsed_s` in which the thread waited for a CPU."""
-        known_s = self.waited_s - before.waited_s
-        going_on_s = elapsed_s - (self.ran_s - before.ran_s) if self.is_ready else 0.0
-        return min(elapsed_s, max(0.0, known_s, going_on_s))
+        if self.is_ready and before.is_ready and self.ran_s == before.ran_s:
+            return elapsed_s
+        return min(elapsed_s, self.waited_s - before.waited_s)
 
 
 class CpuWait:

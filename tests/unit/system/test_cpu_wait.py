@@ -28,41 +28,53 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def wait(machine: Machine) -> CpuWait:
-    machine.show(CORE, "S", 1.0, 2.0)
+    machine.show(CORE, "R", 10, 2.0)
     wait = CpuWait(CORE, machine.folder)
     assert wait.last_s(0.1) == 0
     return wait
 
 
 def test_a_wait_that_is_over_is_what_the_kernel_has_added(machine: Machine, wait: CpuWait) -> None:
-    machine.show(CORE, "S", 1.02, 2.07)
+    machine.show(CORE, "S", 10.01, 2.07)
     assert wait.last_s(0.1) == pytest.approx(0.07)
 
 
-def test_a_wait_that_lasts_is_the_time_in_which_a_ready_thread_did_not_run(machine, wait) -> None:
-    machine.show(CORE, "R", 1.03, 2.0)
-    assert wait.last_s(0.1) == pytest.approx(0.07)
+def test_a_ready_thread_that_ran_no_further_since_the_last_look_waited_all_the_time(
+    machine: Machine, wait: CpuWait
+) -> None:
+    machine.show(CORE, "R", 10, 2.0)
+    assert wait.last_s(0.1) == pytest.approx(0.1)
 
 
-def test_a_thread_that_runs_all_the_time_waits_for_nothing(machine, wait) -> None:
-    machine.show(CORE, "R", 1.1, 2.0)
-    assert wait.last_s(0.1) == pytest.approx(0)
+def test_a_thread_that_runs_all_the_time_waits_for_nothing(machine: Machine, wait: CpuWait) -> None:
+    machine.show(CORE, "R", 10.1, 2.0)
+    assert wait.last_s(0.1) == 0
+
+
+def test_a_thread_that_woke_this_moment_has_waited_for_nothing(
+    machine: Machine, wait: CpuWait
+) -> None:
+    machine.show(CORE, "S", 10.1, 2.0)
+    wait.last_s(0.1)
+    machine.show(CORE, "R", 10.1, 2.0)
+    assert wait.last_s(0.1) == 0
 
 
 @pytest.mark.parametrize("state", ["S", "D", "T"])
 def test_a_thread_that_is_blocked_or_stopped_does_not_wait_for_a_cpu(machine, wait, state) -> None:
-    machine.show(CORE, state, 1.0, 2.0)
+    machine.show(CORE, state, 10, 2.0)
+    wait.last_s(0.1)
     assert wait.last_s(0.1) == 0
 
 
 def test_a_wait_counts_only_as_far_as_the_time_that_is_asked_for(machine, wait) -> None:
-    machine.show(CORE, "S", 1.0, 12.0)
+    machine.show(CORE, "S", 10.1, 12.0)
     assert wait.last_s(0.1) == pytest.approx(0.1)
 
 
 def test_a_child_that_waits_keeps_its_parent_waiting(machine, wait) -> None:
-    machine.show(CORE, "S", 1.0, 2.0, children=f"{RANK}")
-    machine.show(RANK, "R", 5.0, 0.0)
+    machine.show(CORE, "S", 10.1, 2.0, children=f"{RANK}")
+    machine.show(RANK, "R", 5, 0.0)
     wait.last_s(0.1)
     assert wait.last_s(0.1) == pytest.approx(0.1)
 
