@@ -111,8 +111,8 @@ def _add_overload(kinds: Any) -> None:
 def _add_gateway(kinds: Any) -> None:
     help_text = "the gateway before simulated workers: CPU of a token and of a request, memory"
     gateway = kinds.add_parser("gateway", help=help_text)
-    help_text = "tokens, requests, ttft, idle (default: all)"
-    gateway.add_argument("--part", default="tokens,requests,ttft,idle", help=help_text)
+    help_text = "tokens, requests, ttft, traces, idle (default: all)"
+    gateway.add_argument("--part", default="tokens,requests,ttft,traces,idle", help=help_text)
     gateway.add_argument("--seconds", type=int, default=4, metavar="N", help="of each run (4)")
     gateway.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each (3)")
     gateway.add_argument("--processes", type=int, default=1, metavar="N", help="of the gateway (1)")

@@ -2,8 +2,10 @@
 
 `tokens`: CPU time of a streamed token, at a pace that leaves the gateway idle for most of the time
 and at one that it cannot follow. `requests`: CPU time of a short request in each process. `ttft`:
-time to the first token beyond the worker's own. `idle`: memory of a stream that waits. The lag of
-the gateway's event loop is the time of /healthz meanwhile, which has next to nothing to do.
+time to the first token beyond the worker's own. `traces`: CPU time of a short request when none,
+one in a hundred and all of the requests leave their trace, which the local stack's receiver gets.
+`idle`: memory of a stream that waits. The lag of the gateway's event loop is the time of /healthz
+meanwhile, which has next to nothing to do.
 """
 
 import http.client
@@ -30,7 +32,7 @@ from bench.workload import WordList
 from loadtest.reporting.latency import percentile
 
 Record = dict[str, Any]
-PARTS = ("tokens", "requests", "ttft", "idle")
+PARTS = ("tokens", "requests", "ttft", "traces", "idle")
 SERVICES = ("gateway", "quota", "tokenizer", "router")
 NUM_STREAMS = 128
 # Steps of the workers: at 10 ms 12,800 tokens/s, at 1 ms more than one process can write.
@@ -58,6 +60,8 @@ TTFT_LOADS = (
     RequestLoad("32 at once", 32, 400),
     RequestLoad("32 one by one", 32, 400, 400),
 )
+# The share of the requests that leave their trace.
+TRACED = (0.0, 0.01, 1.0)
 NEVER_US = 3_600_000_000
 MAX_TOKENS = 100_000
 _PROBE_S = 0.05
@@ -107,7 +111,6 @@ def _records(
     options: BenchOptions, stack: ExitStack, say: Callable[[str], None]
 ) -> Iterator[Record]:
     yield environment_of(options)
-    say("starting the stack")
     bench = _Bench(options, stack)
     for part in options.parts:
         for record in bench.measure(part):
@@ -115,9 +118,13 @@ def _records(
             yield {"part": part, **record}
 
 
-def start_stack(num_processes: int, log: Path) -> SimulatedStack:
+def start_stack(num_processes: int, log: Path, traced: float = 0.0) -> SimulatedStack:
     """Start a stack with so many processes of the gateway. Raises RunnerFailed."""
-    variables = {**_VARIABLES, "BATON_GATEWAY_PROCESSES": str(num_processes)}
+    variables = {
+        **_VARIABLES,
+        "BATON_GATEWAY_PROCESSES": str(num_processes),
+        "OTEL_TRACES_SAMPLER_ARG": str(traced),
+    }
     return SimulatedStack.start({"--aggregated": 1, "--threads": 1}, variables, log)
 
 
@@ -132,30 +139,37 @@ def server_of(stack: SimulatedStack) -> Server:
 
 
 class _Bench:
-    """The running stack and the process that loads it."""
+    """The running stacks, by the share of requests that they trace, and the process that loads
+    them."""
 
     def __init__(self, options: BenchOptions, stack: ExitStack) -> None:
         self._options = options
         self._words = WordList.of_tokenizer(demo_model_path() / "tokenizer.json")
-        logs = options.cache / "logs"
-        self._stack = start_stack(options.num_processes, logs / "gateway-stack.log")
-        stack.callback(self._stack.stop)
+        self._logs = options.cache / "logs"
+        self._ends = stack
+        self._servers: dict[float, tuple[SimulatedStack, Server]] = {}
         argv = [sys.executable, "-m", "bench.gateway.load_client"]
-        self._client = Runner(argv, logs / "gateway-client.log", clean_environment())
+        self._client = Runner(argv, self._logs / "gateway-client.log", clean_environment())
         stack.callback(self._client.stop)
-        self._server = server_of(self._stack)
 
     def measure(self, part: str) -> Iterator[Record]:
         """The records of one part."""
         if part == "idle":
             yield self._idle()
             return
+        if part == "traces":
+            for traced in TRACED:
+                self._server(traced)
         for _ in range(self._options.num_rounds):
             if part == "tokens":
                 for name, step_us in STEPS_US.items():
                     yield {"pace": name, **self._tokens(step_us)}
             elif part == "requests":
                 yield self._requests(SHORT_LOAD, SHORT_PROMPT)
+            elif part == "traces":
+                for traced in TRACED:
+                    told = self._requests(SHORT_LOAD, SHORT_PROMPT, traced)
+                    yield {**told, "load": f"{traced:.0%} traced"}
             else:
                 for load in TTFT_LOADS:
                     yield self._requests(load, LONG_PROMPT)
@@ -175,10 +189,11 @@ class _Bench:
             "others_cpu": told["others_cpu"],
         }
 
-    def _requests(self, load: RequestLoad, num_prompt: int) -> Record:
+    def _requests(self, load: RequestLoad, num_prompt: int, traced: float = 0.0) -> Record:
         pace, spread_s = AnswerPace(load.prefill_ms, NEVER_US), load.spread_ms / 1000
         told = self._run(
-            StreamLoad("requests", load.num_streams, pace, 1, num_prompt, spread_s=spread_s)
+            StreamLoad("requests", load.num_streams, pace, 1, num_prompt, spread_s=spread_s),
+            traced,
         )
         num, stages_s = told["num_requests"], told["stages_s"]
         own_s = [stages.pop(OWN_STAGE, 0.0) for stages in stages_s]
@@ -201,11 +216,21 @@ class _Bench:
         kib = {name: round(size / count / 1024, 2) for name, size in told["memory_bytes"].items()}
         return {"num_streams": count, "kib_per_stream": kib}
 
-    def _run(self, load: StreamLoad) -> Record:
-        plan = plan_of(load, self._server, self._words, self._options.seconds)
-        watch = CpuWatch(self._client.pid, self._stack.process.pid)
+    def _server(self, traced: float) -> tuple[SimulatedStack, Server]:
+        """The stack that traces this share, and the same as a server; started when first used."""
+        if traced not in self._servers:
+            log = self._logs / f"gateway-stack-{traced:g}.log"
+            stack = start_stack(self._options.num_processes, log, traced)
+            self._ends.callback(stack.stop)
+            self._servers[traced] = stack, server_of(stack)
+        return self._servers[traced]
+
+    def _run(self, load: StreamLoad, traced: float = 0.0) -> Record:
+        stack, server = self._server(traced)
+        plan = plan_of(load, server, self._words, self._options.seconds)
+        watch = CpuWatch(self._client.pid, stack.process.pid)
         began_s = time.monotonic()
-        with LagProbe(self._stack.url) as probe:
+        with LagProbe(stack.url) as probe:
             told = self._client.ask(plan)
         others = watch.others_s() / (time.monotonic() - began_s)
         return {**told, "lag_s": probe.times_s, "others_cpu": round(others, 2)}

@@ -111,6 +111,7 @@ _SECTIONS = {
     "tokens": _tokens,
     "requests": _requests,
     "ttft": _ttft,
+    "traces": _requests,
     "idle": _idle,
     "peers": _peers,
 }

@@ -62,9 +62,9 @@ class PacedStack:
         environment = {
             **clean_environment(),
             "BATON_HOME": str(folder / "home"),
-            **variables,
             # Spans' receiver is not a part of a deployment.
             "OTEL_TRACES_SAMPLER_ARG": "0",
+            **variables,
             "OMP_NUM_THREADS": "1",
         }
         words = [str(word) for pair in options.items() for word in pair]

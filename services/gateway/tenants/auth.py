@@ -27,9 +27,10 @@ STALE_S = 15 * 60.0
 # After a call without an answer a stale answer is used for so long before the next call.
 RETRY_S = 1.0
 LOOKUP_TIMEOUT_S = 1.0
-# A key that nobody here knows is asked for again after these: quota, or its Redis, is just coming
-# back. One that does not answer at all is not waited for again.
+# A key that nobody here knows is asked for again after these, for WAIT_S in all: quota, or its
+# Redis, is just coming back. A Redis that is being replaced refuses connections, or says nothing.
 PAUSES_S = (0.25, 0.5, *[0.75] * 12)
+WAIT_S = 10.0
 MAX_CACHED_KEYS = 10_000
 MAX_KEY_CHARS = 256
 # A bucket: so many wrong keys at once, and then one more after each interval.
@@ -241,7 +242,7 @@ class Authenticator:
             if self._clock.now() < self._refused_until_s.get(digest, 0.0):
                 raise AuthenticationFailed("the API key is not valid")
             self._bad_keys.check(address)
-        pauses_s = iter(PAUSES_S)
+        pauses_s, until_s = iter(PAUSES_S), self._clock.now() + WAIT_S
         while True:
             try:
                 lookup = self._lookup(digest, older, context, address)
@@ -249,8 +250,8 @@ class Authenticator:
             except (Unavailable, DeadlineExceeded) as error:
                 if cached is not None and self._clock.now() < cached.fetched_s + STALE_S:
                     return cached.principal
-                pause_s = next(pauses_s, None) if isinstance(error, Unavailable) else None
-                if pause_s is None:
+                pause_s = next(pauses_s, None)
+                if pause_s is None or self._clock.now() + pause_s > until_s:
                     raise Unavailable(
                         "keys cannot be checked now", reason="quota_unavailable", retry_after_s=1
                     ) from error
