@@ -11,6 +11,7 @@ the opening: quota may be back in a moment.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from baton.runtime import logs
@@ -34,7 +35,7 @@ _LATE_S, _LOOK_AGAIN_S, _MAX_LOOKS = 0.005, 0.02, 5
 # A time on the loop's clock that has passed.
 _AT_ONCE = 0.0
 # The digest of no key: quota looks for it in its store, and answers that it is not valid.
-_NO_KEY = bytes(32)
+NO_KEY = bytes(32)
 _NO_ANSWER = frozenset({"unavailable", "quota_unavailable", "deadline_exceeded"})
 
 _log = logs.get("quota_outage")
@@ -55,6 +56,8 @@ class GuardedQuota:
         self._rng = rng
         self._num_failures = 0
         self._answered_s = clock.now()
+        # Its store has answered once.
+        self._is_heard = False
         # None while it is closed.
         self._opened_s: float | None = None
         self._opened = asyncio.Event()
@@ -99,22 +102,34 @@ class GuardedQuota:
         return await self._quota.open_renewals()
 
     async def probe(self, deadline_s: float) -> None:
-        await self._quota.probe(deadline_s)
+        """Raise BatonError when quota does not answer. Until it has answered once its store is
+        asked, too: a gateway that knows no key yet serves nobody without it."""
+        if self._is_heard:
+            await self._quota.probe(deadline_s)
+        else:
+            await self._ask_for_no_key(deadline_s)
 
     async def run(self) -> None:
         """Find out, whenever the breaker is open, when quota is back; until cancelled."""
         while True:
             await self._opened.wait()
-            try:
-                async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                    await self._quota.authenticate(_NO_KEY, CallContext("", _PROBE_TIMEOUT_S))
-            except TimeoutError:
-                continue
-            except BatonError as error:
-                self._note(error)
-            else:
-                self._answered()
+            with suppress(BatonError):
+                await self._ask_for_no_key(_PROBE_TIMEOUT_S)
             await asyncio.sleep(_PROBE_PAUSE_S * (0.5 + self._rng.random()))
+
+    async def _ask_for_no_key(self, deadline_s: float) -> None:
+        """Raise BatonError when quota has no answer about a key that nobody has."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._quota.authenticate(NO_KEY, CallContext("", deadline_s))
+        except TimeoutError:
+            raise DeadlineExceeded("quota does not answer in time") from None
+        except BatonError as error:
+            self._note(error)
+            if is_outage(error):
+                raise
+        else:
+            self._answered()
 
     async def _call(self, call: Callable[[], Awaitable[T]], *, has_fallback: bool) -> T:
         if self.is_open and (has_fallback or not self._is_in_grace):
@@ -165,6 +180,7 @@ class GuardedQuota:
 
     def _answered(self) -> None:
         self._answered_s = self._clock.now()
+        self._is_heard = True
         self._num_failures = 0
         if self._opened_s is not None:
             _log.info("quota_answers_again", away_s=round(self._answered_s - self._opened_s, 3))

@@ -17,6 +17,7 @@ from baton.wire.key_registry import key_digest
 from baton.wire.pooling import Pooling
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
 from services.gateway.clients.protocols import CallContext
+from services.gateway.tenants.quota_outage import NO_KEY
 from tests.unit.gateway.fake_worker import EOS
 
 SECRET = b"s" * 32
@@ -123,7 +124,7 @@ class FakeQuota:
     async def authenticate(
         self, digest: bytes, context: CallContext
     ) -> quota_pb2.AuthenticateResponse:
-        self.num_authenticated += 1
+        self.num_authenticated += digest != NO_KEY
         await asyncio.sleep(self.authenticate_delay_s)
         self._raise(self.failure)
         if digest not in self.digests:

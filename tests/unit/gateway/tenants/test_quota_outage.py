@@ -125,6 +125,19 @@ def test_a_silent_quota_is_given_up_after_a_fifth_of_a_second_and_asked_by_no_re
     guarding(scenario)
 
 
+def test_quota_is_reached_once_its_store_has_answered_and_a_soft_dependency_from_then_on() -> None:
+    async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
+        quota.authenticate_delay_s = HANGS_S
+        with pytest.raises(DeadlineExceeded):
+            await guarded.probe(0.5)
+        quota.authenticate_delay_s = 0
+        await guarded.probe(0.5)
+        quota.authenticate_delay_s = HANGS_S
+        await guarded.probe(0.5)
+
+    guarding(scenario)
+
+
 def test_one_slow_call_among_answered_ones_is_given_up_and_the_others_go_on() -> None:
     async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
         quota.reserve_delay_s = HANGS_S
