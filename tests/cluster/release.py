@@ -49,7 +49,8 @@ class Release:
 
     def prepare(self) -> None:
         """An empty namespace, with volumes where the cluster makes none by itself."""
-        self.namespace.delete()
+        # A volume of an earlier run stays bound to its claim of then.
+        self.forget()
         self.namespace.create()
         classes = run("kubectl", "get", "storageclass", "-o", "name").split()
         if not classes:
