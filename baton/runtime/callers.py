@@ -65,22 +65,26 @@ class PeersOnly(grpc.aio.ServerInterceptor):
 
     async def _check(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         names = [name.decode() for name in context.auth_context().get("peer_dns", ())]
-        refusal = _refusal(names, self._peer_name, method)
-        if refusal:
-            _log.warning("caller_refused", peer=context.peer(), reason=refusal[:300])
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal[:500])
+        service = method.partition("/")[0]
+        may_call = CALLERS.get(method, CALLERS.get(service))
+        reason = refusal(names, self._peer_name, service, may_call)
+        if reason:
+            _log.warning("caller_refused", peer=context.peer(), reason=reason[:300])
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason[:500])
 
 
-def _refusal(names: list[str], peer_name: str, method: str) -> str:
-    """The reason why a certificate with these DNS names may not call `method` ("service/method");
-    empty = it may."""
+def refusal(
+    names: Collection[str], peer_name: str, service: str, may_call: Collection[str] | None
+) -> str:
+    """The reason why a certificate with these DNS names may not call `service`; empty = it may.
+
+    `may_call`: the services that may; None = every peer.
+    """
     shown = ", ".join(names) or "nobody"
     if peer_name not in names:
         return f"the caller's certificate names {shown}, not {peer_name}"
     suffix = f".{peer_name}"
     callers = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-    service = method.partition("/")[0]
-    may_call = CALLERS.get(method, CALLERS.get(service, callers))
-    if callers and callers.isdisjoint(may_call):
+    if callers and may_call is not None and callers.isdisjoint(may_call):
         return f"the caller's certificate names {shown}, which may not call {service}"
     return ""

@@ -1,6 +1,9 @@
 """One small HTTP request to a process of ours, with a time limit: /readyz or Envoy's admin port."""
 
 import asyncio
+from dataclasses import dataclass
+
+from baton.runtime.peer_tls import PeerTls
 
 _MAX_ANSWER_BYTES = 256 * 1024
 
@@ -9,13 +12,29 @@ class NoAnswer(Exception):
     """No HTTP answer came in time."""
 
 
+@dataclass(frozen=True, slots=True)
+class TlsServer:
+    """A server over mutual TLS: the caller's identity, and the DNS name that the server shows."""
+
+    identity: PeerTls
+    name: str
+
+
 async def call(
-    address: tuple[str, int], path: str, *, method: str = "GET", timeout_s: float
+    address: tuple[str, int],
+    path: str,
+    *,
+    method: str = "GET",
+    timeout_s: float,
+    tls: TlsServer | None = None,
 ) -> tuple[int, bytes]:
     """Make a request; returns status and body. Raises NoAnswer."""
+    context = tls.identity.client_context() if tls else None
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(*address)
+            reader, writer = await asyncio.open_connection(
+                *address, ssl=context, server_hostname=tls.name if tls else None
+            )
             try:
                 writer.write(
                     f"{method} {path} HTTP/1.1\r\nhost: {address[0]}\r\ncontent-length: 0\r\n"

@@ -73,6 +73,8 @@ class PeerTls:
         self._seen: tuple[tuple[int, ...], ...] = ()
         # The last failure that was logged.
         self._failure: str | None = None
+        # By protocol, and the material that each was made of.
+        self._contexts: dict[int, tuple[Material, ssl.SSLContext]] = {}
         try:
             self._seen = self._signature()
             self._material = self._read()
@@ -112,6 +114,50 @@ class PeerTls:
             served.server_configuration(), renewed, require_client_authentication=True
         )
 
+    def client_context(self) -> ssl.SSLContext:
+        """A context of the newest files, for a connection to a peer whose name it checks."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def server_context(self) -> ssl.SSLContext:
+        """A context for all connections of a server, which takes the newest files for each.
+
+        A caller may show a certificate, which is checked then; whether it must is the server's.
+        """
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
+
+        def renewed(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+            connection.context = self._context(ssl.PROTOCOL_TLS_SERVER)
+
+        context.sni_callback = renewed  # called without a name as well
+        return context
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        material = self.material()
+        made_of, context = self._contexts.get(protocol, (None, None))
+        if context is None or made_of is not material:
+            try:
+                fresh = self._load(protocol)
+            except OSError as error:
+                if context is None:
+                    raise SettingsError(f"{PREFIX}*_FILE: {self._reason(error)}") from error
+                return context  # they change right now
+            self._contexts[protocol] = (material, fresh)
+            return fresh
+        return context
+
+    def _load(self, protocol: int) -> ssl.SSLContext:
+        cert_file, key_file, ca_file = self._files
+        context = ssl.SSLContext(protocol)
+        # An empty password: an encrypted key must fail, not prompt for one.
+        context.load_cert_chain(cert_file, key_file, password="")
+        context.load_verify_locations(ca_file)
+        if protocol == ssl.PROTOCOL_TLS_SERVER:
+            context.verify_mode = ssl.CERT_OPTIONAL
+            # A session that is resumed would outlive the certificates of its handshake.
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
+        return context
+
     def _signature(self) -> tuple[tuple[int, ...], ...]:
         """A value that changes with the files: a mounted secret is renewed by moving a link."""
         stats = [os.stat(file) for file in self._files]
@@ -119,11 +165,7 @@ class PeerTls:
 
     def _read(self) -> Material:
         """Read the files. Raises OSError when one is absent or unfit, or changed meanwhile."""
-        cert_file, key_file, ca_file = self._files
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        # An empty password: an encrypted key must fail, not prompt for one.
-        context.load_cert_chain(cert_file, key_file, password="")
-        context.load_verify_locations(ca_file)
+        self._load(ssl.PROTOCOL_TLS_CLIENT)
         material = Material(*(file.read_bytes() for file in self._files))
         if self._signature() != self._seen:
             self._seen = ()  # look again next time

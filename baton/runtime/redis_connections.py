@@ -4,24 +4,30 @@ All keys of a script are in one hash slot, so that nothing else depends on which
 """
 
 from asyncio import StreamWriter
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from hiredis import pack_command
 from redis.asyncio import BlockingConnectionPool, Connection, Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.connection import AbstractConnection, parse_url
+from redis.asyncio.connection import AbstractConnection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from baton.runtime.peer_tls import PeerTls
+
 CLUSTER = "+cluster"
 SENTINEL = "+sentinel"
 _SENTINEL_PORT = 26379
 _REDIS_PORT = 6379
+_FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+_SERVER_NAME = "ssl_server_name"
 # asyncio's streams make a writer wait when so many bytes are not sent yet.
 _WRITE_BYTES = 64 * 1024
 
@@ -72,8 +78,33 @@ def _may_block(writer: StreamWriter, command: object) -> bool:
     return num_bytes > _WRITE_BYTES
 
 
+class _PeerConnection(SSLConnection):
+    """A connection to a server that has a certificate as our services have, for `ssl_server_name`.
+
+    redis-py reads the three files once for each connection, and never again.
+    """
+
+    def __init__(self, *, ssl_server_name: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self._server_name = ssl_server_name
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        if not self._server_name:
+            return dict(super()._connection_arguments())
+        files = (self.certfile, self.keyfile, self.ca_certs)
+        self.ssl_context.context = _identity(*files, self._server_name).client_context()
+        arguments = super()._connection_arguments()
+        return {**arguments, "server_hostname": self._server_name}
+
+
+@cache
+def _identity(cert_file: str, key_file: str, ca_file: str, server_name: str) -> PeerTls:
+    return PeerTls(Path(cert_file), Path(key_file), Path(ca_file), server_name)
+
+
 def _quick(kind: type[AbstractConnection]) -> type[AbstractConnection]:
-    return type(f"Quick{kind.__name__}", (_QuickWrites, kind), {})
+    mixed = (_QuickWrites, _PeerConnection) if issubclass(kind, SSLConnection) else (_QuickWrites,)
+    return type(f"Quick{kind.__name__}", (*mixed, kind), {})
 
 
 class _QuickPool(BlockingConnectionPool):
@@ -144,6 +175,7 @@ def connect(
         "credential_provider": credentials,
     }
     scheme = urlsplit(url).scheme
+    _check_name(url)
     if scheme.endswith(CLUSTER):
         return _cluster(url.replace(CLUSTER, "", 1), options)
     if scheme.endswith(SENTINEL):
@@ -179,6 +211,17 @@ def _primary(url: str, timeout_s: float, options: dict[str, Any]) -> Redis:
 def _hosts(url: str, default_port: int) -> list[tuple[str, int]]:
     hosts = (entry.rpartition(":") for entry in urlsplit(url).netloc.split(","))
     return [(host or port, int(port) if host else default_port) for host, _, port in hosts]
+
+
+def _check_name(url: str) -> None:
+    """Read the files of a server with a name of its own. Raises ValueError, SettingsError."""
+    parts = urlsplit(url)
+    given = dict(parse_qsl(parts.query))
+    if not (name := given.get(_SERVER_NAME)):
+        return
+    if parts.scheme != "rediss" or not given.keys() >= {*_FILES}:
+        raise ValueError(f"{_SERVER_NAME} is for rediss:// and one server, with {_FILES}")
+    _identity(*(given[file] for file in _FILES), name)
 
 
 def _tls(url: str) -> dict[str, Any]:

@@ -71,6 +71,7 @@ REASONS: dict[str, ReasonRow] = {
     "unsupported_encoding": ReasonRow("INVALID_ARGUMENT", 415, "invalid_request_error", False),
     "headers_too_large": ReasonRow("INVALID_ARGUMENT", 431, "invalid_request_error", False),
     "invalid_http": _INVALID,
+    "caller_refused": ReasonRow("PERMISSION_DENIED", 403, "invalid_request_error", False),
     "request_timeout": ReasonRow("INVALID_ARGUMENT", 408, "invalid_request_error", False),
     "not_found": ReasonRow("NOT_FOUND", 404, "invalid_request_error", False),
     "method_not_allowed": ReasonRow("UNIMPLEMENTED", 405, "invalid_request_error", False),

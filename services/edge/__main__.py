@@ -3,21 +3,24 @@
 import asyncio
 import os
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
-from baton.runtime import environment, logs
+from baton.runtime import environment, logs, peer_tls
 from baton.runtime.admin import start_admin
 from baton.runtime.discovery.discover import discover
 from baton.runtime.discovery.members import KUBERNETES
 from baton.runtime.grpc_server import start_server
+from baton.runtime.http_call import TlsServer
 from baton.runtime.process import Misconfigured, Process, run
 from services.edge import instruments
 from services.edge.ads import AdsServicer
 from services.edge.configuration import Configuration
 from services.edge.discovery import Discovery
+from services.edge.gateway_tls import GatewayTls
 from services.edge.http_manager import Tracing
 from services.edge.listener import ClientSide
-from services.edge.polled_gateways import ListedGateways, NamedGateway, PolledGateways
+from services.edge.polled_gateways import ListedGateways, NamedGateway, PolledGateways, ask
 from services.edge.settings import PREFIX, Settings
 from services.edge.tracing import tracing_of
 
@@ -32,7 +35,7 @@ async def serve(
     on_bound: Callable[[int], None] = lambda port: None,
 ) -> None:
     """Serve until `process.stopping`. `on_bound` learns the port."""
-    configuration = Configuration(ClientSide(settings, tracing))
+    configuration = Configuration(ClientSide(settings, tracing), _gateway_tls(settings))
 
     def unready_reason() -> str:
         return process.unready_reason() or ("" if configuration.is_known else "no gateway known")
@@ -49,6 +52,14 @@ async def serve(
         await server.stop(grace_s=0)
 
 
+def _gateway_tls(settings: Settings) -> GatewayTls | None:
+    files = environment.load(peer_tls.Settings, peer_tls.PREFIX)
+    try:
+        return GatewayTls.of(files, settings.gateway_name)
+    except ValueError as error:
+        raise Misconfigured(f"{PREFIX}{error}") from error
+
+
 async def discovery_of(settings: Settings) -> Discovery:
     """Make the source of the gateways in the settings. Raises Misconfigured, SettingsError."""
     named: list[NamedGateway] = []
@@ -62,7 +73,10 @@ async def discovery_of(settings: Settings) -> Discovery:
                 named.append(NamedGateway.parse(text))
     except ValueError as error:
         raise Misconfigured(f"{PREFIX}GATEWAYS: {error}") from error
-    return PolledGateways(named, settings.poll_s, listed=listed)
+    identity = peer_tls.of_process()
+    name = settings.gateway_name
+    tls = TlsServer(identity, name) if identity and name else None
+    return PolledGateways(named, settings.poll_s, ask=partial(ask, tls=tls), listed=listed)
 
 
 async def _control_plane(process: Process) -> None:

@@ -41,6 +41,7 @@ from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
 )
 from envoy_data_plane.envoy.type.v3 import Int64Range, Percent
 
+from services.edge.gateway_tls import GatewayTls
 from services.edge.messages import from_ads, packed, receive_buffer, seconds, user_timeout
 
 GATEWAYS = "gateways"
@@ -65,7 +66,7 @@ _MAX_FAILURES = 5
 PROTOCOL = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
-def gateway_cluster() -> Cluster:
+def gateway_cluster(tls: GatewayTls | None = None) -> Cluster:
     """The cluster of all gateways. HTTP/1.1, because uvicorn speaks nothing else."""
     protocol = UpstreamProtocol(
         common_http_protocol_options=HttpProtocolOptions(idle_timeout=seconds(_IDLE_S)),
@@ -79,6 +80,7 @@ def gateway_cluster() -> Cluster:
         type=ClusterDiscoveryType.EDS,
         eds_cluster_config=ClusterEdsClusterConfig(eds_config=from_ads()),
         connect_timeout=seconds(CONNECT_TIMEOUT_S),
+        transport_socket=tls.transport() if tls else None,
         per_connection_buffer_limit_bytes=BUFFER_BYTES,
         upstream_bind_config=BindConfig(
             socket_options=[receive_buffer(RECEIVE_BUFFER_BYTES), user_timeout(_SILENCE_S)]

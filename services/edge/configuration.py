@@ -16,6 +16,7 @@ from services.edge import instruments
 from services.edge.clusters import gateway_cluster
 from services.edge.discovery import GatewayReplica, GatewayState, Location
 from services.edge.endpoints import load_assignment
+from services.edge.gateway_tls import GatewayTls
 from services.edge.listener import ClientSide, certificate, listener
 from services.edge.messages import packed
 from services.edge.span_cluster import span_cluster
@@ -39,15 +40,17 @@ class Wakeable(Protocol):
 class Configuration:
     """The configuration of every Envoy. A `Discovery` calls `found`."""
 
-    def __init__(self, side: ClientSide) -> None:
-        clusters = [gateway_cluster()]
+    def __init__(self, side: ClientSide, gateway_tls: GatewayTls | None = None) -> None:
+        clusters = [gateway_cluster(gateway_tls)]
         if side.tracing is not None:
             clusters.append(span_cluster(side.tracing))
-        secret = certificate(side.settings)
+        secrets = gateway_tls.secrets() if gateway_tls else []
+        if own := certificate(side.settings):
+            secrets.append(own)
         self._fixed = {
             CLUSTERS: _packed(clusters),
             LISTENERS: _packed([listener(side)]),
-            SECRETS: _packed([secret] if secret else []),
+            SECRETS: _packed(secrets),
         }
         self._prefer = side.settings.prefer
         self._replicas: frozenset[GatewayReplica] | None = None

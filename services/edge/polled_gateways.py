@@ -14,7 +14,7 @@ from functools import partial
 from baton.runtime import logs
 from baton.runtime.discovery import members as listed
 from baton.runtime.discovery.addresses import host_and_port
-from baton.runtime.http_call import NoAnswer, call
+from baton.runtime.http_call import NoAnswer, TlsServer, call
 from services.edge.discovery import Found, GatewayReplica, GatewayState, Location
 
 _ASK_TIMEOUT_S = 2.0
@@ -54,10 +54,10 @@ async def resolve(host: str, port: int) -> list[str]:
     return sorted({str(entry[4][0]) for entry in found})
 
 
-async def ask(address: str, port: int) -> GatewayState | None:
+async def ask(address: str, port: int, tls: TlsServer | None = None) -> GatewayState | None:
     """Ask a gateway for its state; None = no answer."""
     try:
-        status, body = await call((address, port), _READY_PATH, timeout_s=_ASK_TIMEOUT_S)
+        status, body = await call((address, port), _READY_PATH, timeout_s=_ASK_TIMEOUT_S, tls=tls)
     except NoAnswer:
         return None
     if status == 200:

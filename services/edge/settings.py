@@ -21,6 +21,9 @@ class Settings:
     gateways: tuple[str, ...]
     # The pause between two rounds in which names are resolved and gateways asked.
     poll_s: float = 1.0
+    # The DNS name that gateways' certificates show, over TLS with the certificates of services
+    # (BATON_TLS_*, whose paths are the same at Envoy). Empty = plain HTTP.
+    gateway_name: str = ""
     # Where Envoys listen for clients.
     http_listen: str = "0.0.0.0:8080"
     # PEM files, by their paths at Envoy, read again when their folder changes. None: plain HTTP.

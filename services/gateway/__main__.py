@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from random import SystemRandom
 
-from baton.runtime import environment, logs
+from baton.runtime import environment, logs, peer_tls
 from baton.runtime.admin import Page, start_admin
 from baton.runtime.listening_socket import listening_socket
 from baton.runtime.process import Misconfigured, Process, run
@@ -21,6 +21,7 @@ from services.gateway.clients.body_parser import ChildBodyParser
 from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
 from services.gateway.clients.url import fetch
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
+from services.gateway.http.callers import HttpCallers
 from services.gateway.http.cors import with_cors
 from services.gateway.http.shared_listener import ProcessPlace
 from services.gateway.http.trace_border import TraceBorder
@@ -241,7 +242,17 @@ def _server(app: App, settings: GatewaySettings, place: ProcessPlace | None) -> 
         drain_cap_s=drain_cap_s,
         stall_s=settings.stall_s,
         place=place,
+        callers=_callers(settings),
     )
+
+
+def _callers(settings: GatewaySettings) -> HttpCallers | None:
+    if not settings.callers:
+        return None
+    identity = peer_tls.of_process()
+    if identity is None:
+        raise Misconfigured(f"{PREFIX}CALLERS needs the certificate of {peer_tls.PREFIX}*_FILE")
+    return HttpCallers(identity, settings.callers)
 
 
 async def _leave(gateway: Gateway, app: App, server: HttpServer, settings: GatewaySettings) -> None:

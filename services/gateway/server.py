@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.gateway.http.callers import HttpCallers
 from services.gateway.http.protocol import BoundedHttpProtocol
 from services.gateway.http.shared_listener import ProcessPlace, SharedListener
 
@@ -23,7 +24,8 @@ _KEEP_ALIVE_S = 75
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the process root has its own. `place`: among several
-    processes that accept from its sockets; None when it is the only one."""
+    processes that accept from its sockets; None when it is the only one. `callers`: who alone may
+    call, by TLS; None = anyone, in plain HTTP."""
 
     def __init__(
         self,
@@ -32,13 +34,16 @@ class HttpServer(uvicorn.Server):
         drain_cap_s: float,
         stall_s: float,
         place: ProcessPlace | None = None,
+        callers: HttpCallers | None = None,
     ) -> None:
         self._place = place
+        protocol = functools.partial(BoundedHttpProtocol, stall_s=stall_s, callers=callers)
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="none",
-                http=functools.partial(BoundedHttpProtocol, stall_s=stall_s),  # type: ignore[arg-type]
+                http=protocol,  # type: ignore[arg-type]
+                ssl_context_factory=(lambda *_: callers.context()) if callers else None,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -68,7 +73,8 @@ class HttpServer(uvicorn.Server):
         )
         connections = self.server_state.connections
         listeners = [
-            SharedListener(bound, make_protocol, connections, self._place) for bound in sockets
+            SharedListener(bound, make_protocol, connections, self._place, self.config.ssl)
+            for bound in sockets
         ]
         for listener in listeners:
             listener.start(_BACKLOG)

@@ -28,6 +28,9 @@ class GatewaySettings:
     secret_file: Path
     # fd:N = a socket that the parent process has bound.
     listen: str = "127.0.0.1:8080"
+    # Services that alone may call, by TLS with their certificates (BATON_TLS_*): envoy. Anyone may
+    # ask /readyz. Empty = anyone may call, in plain HTTP.
+    callers: tuple[str, ...] = ()
     admin_listen: str = "127.0.0.1:0"
     # kubernetes: quota and tokenizer are names of Services, and are reached at the addresses of
     # their EndpointSlices, which the account may watch.

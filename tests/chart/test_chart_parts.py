@@ -1,7 +1,6 @@
 """The parts that the chart brings along, run for real: Redis' configuration, the script of
 `helm test`, the generated certificate."""
 
-import base64
 import os
 import subprocess
 import sys
@@ -12,14 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.localstack.ports import free_ports
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server
 from baton.runtime.peer_tls import PeerTls
-from baton.testing.redis_server import server_binary
 from tests.chart.rendered import (
     CHART,
     component,
@@ -33,48 +29,6 @@ from tests.chart.rendered import (
 )
 
 EVENT = b'data: {"choices": [{"delta": {"content": "%b"}}]}\n\n'
-
-
-@pytest.mark.parametrize("password", ["", 'of mine, with "quotes" \\ and $signs'])
-def test_redis_starts_with_its_configuration_and_asks_for_the_password(
-    tmp_path: Path, password: str
-) -> None:
-    objects = profile("default")
-    config = named(objects, "ConfigMap", "baton-redis")["data"]
-    secret = named(objects, "Secret", "baton-redis")["data"]
-    password = password or base64.b64decode(secret["password"]).decode()
-    (tmp_path / "password").write_text(password)
-    (tmp_path / "data").mkdir()
-    (port,) = free_ports(1)
-    replaced = {
-        "redis.conf": {"dir /data": f"dir {tmp_path / 'data'}", "port 6379": f"port {port}"},
-        "start.sh": {
-            "/etc/baton/redis": str(tmp_path),
-            "/tmp/redis.conf": str(tmp_path / "whole.conf"),
-            "exec valkey-server": f"exec {server_binary()}",
-        },
-    }
-    for name, changes in replaced.items():
-        text = config[name]
-        for old, new in changes.items():
-            assert old in text
-            text = text.replace(old, new)
-        (tmp_path / name).write_text(text)
-    command = ["sh", str(tmp_path / "start.sh")]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        assert any("eady to accept" in line for line in server.stdout)
-        with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
-            stranger.ping()
-        with redis.Redis(port=port, password=password) as client:
-            assert client.config_get("appendonly") == {"appendonly": "yes"}
-            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
-            # A full Redis refuses writes; one over its pod's limit is killed.
-            assert 0.5 * 2**30 < int(client.config_get("maxmemory")["maxmemory"]) < 0.75 * 2**30
-    finally:
-        server.kill()
-        server.communicate()
 
 
 def test_the_bundled_redis_takes_a_secret_that_exists() -> None:

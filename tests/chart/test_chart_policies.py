@@ -324,6 +324,30 @@ def test_weights_may_lie_on_the_nodes() -> None:
         assert (mount["mountPath"], mount["readOnly"]) == ("/models/m", True)
 
 
+@pytest.mark.parametrize("mount", [False, True], ids=["copied", "mounted"])
+def test_a_model_is_copied_from_an_image_or_mounted_from_it(mount: bool) -> None:
+    image = {"reference": "host/llama-8b:1", "path": "/model", "mount": mount}
+    objects = render({"models": {"baton-demo": {"source": {"demo": None, "image": image}}}})
+    for worker in of_component(objects, "decode", "prefill"):
+        if worker["kind"] != "Deployment":
+            continue
+        spec = pod_of(worker)["spec"]
+        (volume,) = [one for one in spec["volumes"] if one["name"] == "model-baton-demo"]
+        requests = spec["containers"][0]["resources"]["requests"]
+        folder = environment(worker)["BATON_WORKER_MODEL"]
+        if mount:
+            assert volume["image"]["reference"] == "host/llama-8b:1"
+            assert (folder, "initContainers" in spec) == ("/models/baton-demo/model", False)
+            assert "ephemeral-storage" not in requests
+        else:
+            assert (folder, spec["initContainers"][0]["image"]) == (
+                "/models/baton-demo",
+                "host/llama-8b:1",
+            )
+            # On the node's disk, which would else be shared out twice.
+            assert requests["ephemeral-storage"] == volume["emptyDir"]["sizeLimit"] == "2Gi"
+
+
 def test_workers_see_models_read_only_and_wait_for_the_download() -> None:
     for workload in of_component(profile("gpu-node"), "prefill", "decode"):
         spec = pod_of(workload)["spec"]

@@ -12,7 +12,7 @@ from tests.chart.rendered import CHART, NAMESPACE, PROFILES, chart, cluster
 from tests.kit.kube.kube_api import KubeApi
 from tests.kit.kube.kube_store import Key, Object
 
-ROLES = ("gateway", "quota", "tokenizer", "router", "worker", "edge", "envoy")
+ROLES = ("gateway", "quota", "tokenizer", "router", "worker", "edge", "envoy", "redis")
 SECRETS = ("baton-auth", "baton-certificates", "baton-redis")
 
 
@@ -75,6 +75,20 @@ def test_generated_keys_are_of_the_form_that_the_services_read(tmp_path: Path) -
         context.load_verify_locations(tmp_path / "ca.crt")
 
 
+def test_certificates_of_an_older_chart_are_refused_with_what_to_do() -> None:
+    key = Key("", "secrets", NAMESPACE, "baton-certificates")
+    with cluster() as (api, config):
+        config.install(chart(), "baton", {})
+        made = api.store.get(key)["data"]
+        old = {name: text for name, text in made.items() if not name.startswith("redis")}
+        api.store.change(key, lambda secret: {**secret, "data": old})
+        with pytest.raises(helm.HelmError, match="delete secret baton-certificates"):
+            config.upgrade(chart(), "baton", {})
+        api.store.delete(key)
+        config.upgrade(chart(), "baton", {})
+        assert api.store.get(key)["data"].keys() == made.keys()
+
+
 def test_every_upgrade_between_profiles_is_taken_by_helm() -> None:
     with cluster() as (api, config):
         config.install(chart(), "baton", PROFILES["minimal"])
@@ -130,6 +144,7 @@ def test_notes_tell_how_to_read_the_key_ask_and_look() -> None:
         "port-forward svc/baton-envoy 8080:80",
         "curl http://127.0.0.1:8080/v1/chat/completions",
         "port-forward svc/baton-jaeger 16686:16686",
+        "its new pod stays Pending",
     ):
         assert words in notes
     assert "serves baton-demo.\n" in notes

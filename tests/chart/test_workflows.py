@@ -84,6 +84,21 @@ def test_ci_runs_what_everybody_runs() -> None:
     assert runs == ["PYTHON=python .ci/run"]
 
 
+def test_the_chart_runs_on_a_real_kubernetes_as_its_page_says() -> None:
+    page = (FOLDER.parents[1] / "docs/benchmarks/cluster.md").read_text()
+    lines = page.partition("```sh\n")[2].partition("```")[0].splitlines()
+    assert lines
+    job = jobs(FOLDER / "ci.yml")["cluster"]
+    runs = [step["run"] for step in job["steps"] if "run" in step]
+    for line in lines:
+        assert [run for run in runs if run.startswith(line)], line
+    # Every file of the suite is in one part.
+    files = {path.stem for path in (FOLDER.parents[1] / "tests/cluster").glob("test_*.py")}
+    *parts, rest = job["strategy"]["matrix"]["part"]
+    assert set(parts) <= files
+    assert rest == " and ".join(f"not {part}" for part in parts)
+
+
 def test_packages_and_chart_have_one_version() -> None:
     root = FOLDER.parents[1]
     core = tomllib.loads((root / "pyproject.toml").read_text())["project"]

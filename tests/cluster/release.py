@@ -81,11 +81,13 @@ class Release:
         return base64.b64decode(secret["data"]["api-key"]).decode()
 
     def way(self, model: str = MODEL) -> Way:
+        component = "envoy" if self.namespace.workloads("envoy") else "gateway"
         # Its address, for clients that go on while nobody resolves names.
-        address = self.namespace.get("service", f"{self.fullname}-envoy")["spec"]["clusterIP"]
+        spec = self.namespace.get("service", f"{self.fullname}-{component}")["spec"]
+        address = f"{spec['clusterIP']}:{spec['ports'][0]['port']}"
         return Way(f"http://{address}/v1", self.api_key(), model, image("gateway"))
 
-    def learn(self) -> None:
+    def learn(self, name: str = "undisturbed") -> None:
         """Find out what is answered, and how soon, when nothing happens."""
         load = Load(self.namespace, self.way())
         load.start()
@@ -93,14 +95,20 @@ class Release:
         outcomes = load.stop()
         self._right = right_texts(outcomes)
         self._undisturbed_s = max(outcome.seconds for outcome in outcomes)
-        self.rows.append(self._row("undisturbed", 1, outcomes))
+        self.rows.append(self._row(name, 1, outcomes))
 
     def case(
-        self, name: str, fault: Callable[[], Any], times: int = 1, may_break: bool = False
+        self,
+        name: str,
+        fault: Callable[[], Any],
+        times: int = 1,
+        may_break: bool = False,
+        away_s: float = 0.0,
     ) -> None:
         """Let something happen under streams, so many times; asserts that no client noticed.
 
         `may_break`: it ends or delays clients' own connections, until the cluster sees it.
+        `away_s`: for so long nobody can answer, whatever Baton does.
         """
         outcomes: list[Outcome] = []
         load = Load(self.namespace, self.way())
@@ -114,7 +122,7 @@ class Release:
         self.rows.append(row)
         assert (told(outcomes, may_break), row.wrong) == (Counter(), 0)
         worst_s = max(outcome.seconds for outcome in outcomes)
-        assert may_break or worst_s <= self._undisturbed_s + MAX_LATER_S
+        assert may_break or worst_s <= self._undisturbed_s + away_s + MAX_LATER_S
 
     def images(self) -> tuple[str, ...]:
         """The options of Helm that name the images under test, and what this cluster needs."""

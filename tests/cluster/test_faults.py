@@ -8,6 +8,8 @@ from tests.cluster.release import Release
 from tests.kit.kube.real_cluster import dropped, kill, run
 
 CUT_S = 15
+# Of all that could answer: a stream is given up after 5 s, a pool is waited for for 10 s.
+ALL_CUT_S = 5
 # A client's connection, or the rest of its answer, ends with the pod.
 WAYS_IN = ("gateway", "envoy")
 BEHIND = ("quota", "tokenizer", "router", "decode", "prefill", "edge", "redis")
@@ -41,6 +43,22 @@ def test_no_client_notices_a_pod_that_nobody_reaches(release: Release, component
 
     name = f"{CUT_S} s of dropped packets around one {component}"
     release.case(name, cut_off, may_break=component in WAYS_IN)
+
+
+@pytest.mark.parametrize("component", ["quota", "tokenizer", "router", "decode"])
+def test_no_client_notices_that_nobody_reaches_any_replica(
+    release: Release, component: str
+) -> None:
+    def cut_off() -> None:
+        pods = release.namespace.pods(component)
+        assert len(pods) > 1
+        addresses = map(release.namespace.address, pods)
+        rules = (rule for a in addresses for rule in (f"FORWARD -s {a}", f"FORWARD -d {a}"))
+        with dropped(*rules):
+            time.sleep(ALL_CUT_S)
+
+    name = f"{ALL_CUT_S} s of dropped packets around every {component}"
+    release.case(name, cut_off, away_s=ALL_CUT_S)
 
 
 def test_no_client_notices_that_the_api_server_is_away(release: Release) -> None:

@@ -15,7 +15,7 @@ import pytest
 from baton.testing.certificates import Authority, MemberFiles
 from tests.cluster.release import MODEL, Release, image
 from tests.cluster.test_clients import forwarded
-from tests.kit.kube.real_cluster import run, wait_until
+from tests.kit.kube.real_cluster import RESTRICTED, RESTRICTED_POD, run, wait_until
 
 ROOT = Path(__file__).parents[2]
 NAME = "spiffe://example/acme"
@@ -74,15 +74,11 @@ def hook(namespace: str) -> Iterator[dict[str, Any]]:
         "name": "hook",
         "image": image("gateway"),
         "command": ["python", "/hook/hook.py", "/hook/words"],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": RESTRICTED,
         "volumeMounts": [{"name": "hook", "mountPath": "/hook"}],
     }
     spec = {
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 10001,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": RESTRICTED_POD,
         "containers": [container],
         "volumes": [{"name": "hook", "configMap": {"name": "hook"}}],
     }

@@ -5,7 +5,10 @@ import re
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.release import CHART, Release
+from tests.cluster.table import Row
 
 # As long as a person would watch a rollout that does not go on.
 WATCHED_S = 20
@@ -61,6 +64,25 @@ def test_a_second_release_lives_in_another_namespace(release: Release) -> None:
         assert other.api_key() != release.api_key()
     finally:
         other.forget()
+
+
+@pytest.mark.parametrize("profile", ["trial", "minimal"])
+def test_a_profile_for_small_nodes_installs_and_answers(
+    images: None, rows: list[Row], profile: str
+) -> None:
+    small = Release("baton-other")
+    small.rows = rows
+    small.prepare()
+    try:
+        seconds = small.install("-f", str(CHART / f"ci/{profile}-values.yaml"))
+        rows.append(
+            Row(f"`helm install`, profile `{profile}`", 1, 0, 0, 0, f"ready after {seconds:.0f} s")
+        )
+        small.learn(f"undisturbed, profile `{profile}`")
+        out = small.namespace.helm("test", small.name, "--logs")
+        assert re.search(r"\d+ pieces of text", out)
+    finally:
+        small.forget()
 
 
 def test_uninstalling_leaves_keys_and_volumes_and_nothing_that_runs(images: None) -> None:

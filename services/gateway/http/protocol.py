@@ -25,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from baton.wire.failures import InvalidRequest
 from baton.wire.limits import MAX_HEAD_KIB, MAX_HEADERS
+from services.gateway.http.callers import HttpCallers
 from services.gateway.openai.errors import error_body
 from services.gateway.request import reports
 
@@ -40,6 +41,8 @@ ABORT_KEY = "baton.abort"
 HAS_LEFT_KEY = "baton.has_left"
 # The key of the ResponseWriter.
 WRITER_KEY = "baton.writer"
+# Kubernetes' probes show no certificate.
+READY_PATH = b"/readyz"
 _CLOSED_EVENTS = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
 # ": " and the end of line.
 _HEADER_FRAME_BYTES = 4
@@ -79,12 +82,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _tail_timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, *arguments: Any, stall_s: float, **more: Any) -> None:
+    # The reason for which whoever connected may not call; empty = it may.
+    _stranger = ""
+
+    def __init__(
+        self, *arguments: Any, stall_s: float, callers: HttpCallers | None = None, **more: Any
+    ) -> None:
         super().__init__(*arguments, **more)
         self._stall_s = stall_s
+        self._callers = callers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self._callers is not None:
+            self._stranger = self._callers.refusal(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._expect_head()
 
@@ -129,6 +140,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if num_hosts > 1 or (not num_hosts and self.parser.get_http_version() != _OLD_VERSION):
             message = f"{num_hosts} Host headers; a request has one"
             self._refuse(InvalidRequest(message, reason="invalid_http"))
+        if self._stranger and self.url != READY_PATH:
+            self._refuse(InvalidRequest(self._stranger, reason="caller_refused"))
         scope = cast(dict[str, Any], self.scope)
         super().on_headers_complete()
         scope[WRITER_KEY] = ResponseWriter(self.cycle)

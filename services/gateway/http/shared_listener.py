@@ -7,6 +7,7 @@ that process for a moment, and take it when it is still there: that process stan
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -61,8 +62,8 @@ class ProcessPlace:
 
 
 class SharedListener:
-    """The place of an asyncio.Server, in one of the processes. `connections` are its open ones.
-    Call `start` once, on the event loop."""
+    """The place of an asyncio.Server, in one of the processes. `connections` are its open ones;
+    `tls`: of a server that speaks it. Call `start` once, on the event loop."""
 
     def __init__(
         self,
@@ -70,7 +71,9 @@ class SharedListener:
         make_protocol: Callable[[], asyncio.Protocol],
         connections: Collection[object],
         place: ProcessPlace,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         self._socket = bound
         self._make_protocol = make_protocol
         self._connections = connections
@@ -127,7 +130,7 @@ class SharedListener:
             self._pause(_RETRY_S)
             return False
         connection.setblocking(False)
-        opening = self._loop.connect_accepted_socket(self._make_protocol, connection)
+        opening = self._loop.connect_accepted_socket(self._make_protocol, connection, ssl=self._tls)
         task: asyncio.Task[object] = self._loop.create_task(opening)
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)

@@ -203,6 +203,8 @@ class Edge:
             **{"concurrency": 1, **(envoy or {})},
         )
         self.tracing: Tracing | None = None
+        # Envoy's own certificate, if it has one.
+        self.peer = peer_tls.Settings()
         # Envoy's environment, of which it sees the values of headers.
         self.told: Mapping[str, str] = {}
         self.port = http
@@ -240,7 +242,7 @@ class Edge:
     async def launch_envoy(self) -> None:
         with self.log.open("ab") as log:
             self.envoy = await asyncio.create_subprocess_exec(
-                *command(self.envoy_settings, peer_tls.Settings()),
+                *command(self.envoy_settings, self.peer),
                 env={**os.environ, **envoy_variables(self.told)},
                 stdout=log,
                 stderr=log,

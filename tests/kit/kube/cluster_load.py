@@ -6,7 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kit.kube.real_cluster import CommandError, Namespace, wait_until
+from tests.kit.kube.real_cluster import (
+    RESTRICTED,
+    RESTRICTED_POD,
+    CommandError,
+    Namespace,
+    wait_until,
+)
 
 PROGRAM = Path(__file__).with_name("stream_for_ever.py")
 NUM_STREAMS = 4
@@ -92,20 +98,13 @@ class Load:
             "image": self._way.image,
             "command": ["python", "/load/stream_for_ever.py"],
             "env": [{"name": name, "value": value} for name, value in environment.items()],
-            "securityContext": {
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-            },
+            "securityContext": RESTRICTED,
             "volumeMounts": [{"name": "load", "mountPath": "/load"}],
         }
         spec = {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 10001,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": RESTRICTED_POD,
             "containers": [container],
             "volumes": [{"name": "load", "configMap": {"name": self._pod}}],
         }

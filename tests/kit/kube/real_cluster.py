@@ -17,6 +17,15 @@ COMMAND_TIMEOUT_S = 300
 # As containerd keeps the containers of Kubernetes.
 CTR = ("ctr", "-n", "k8s.io")
 
+# What Pod Security `restricted` asks of a pod and of its containers.
+RESTRICTED_POD = {
+    "runAsNonRoot": True,
+    "runAsUser": 10001,
+    "fsGroup": 10001,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
 
 class CommandError(AssertionError):
     """A command failed; the message has what it printed."""

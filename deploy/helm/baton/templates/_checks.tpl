@@ -125,6 +125,9 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- include "baton.check.devices" (dict "where" $where "pool" $pool) }}
 {{- include "baton.check.memory" (merge (dict "where" $where) .) }}
 {{- include "baton.check.room" (merge (dict "where" $where) .) }}
+{{- if and (.model.source.image).mount (semverCompare "<1.33.0-0" .root.Capabilities.KubeVersion.Version) }}
+{{- fail (printf "models.%s.source.image.mount: a volume from an image needs Kubernetes 1.33 or newer (before 1.35 with the feature gate ImageVolume), and this is %s; without mount it is copied" .model.name .root.Capabilities.KubeVersion.Version) }}
+{{- end }}
 {{- if and .model.source.demo $pool.isGpu (gt (len (include "baton.models" .root | fromYamlArray)) 1) }}
 {{- fail (printf "%s: the demo model would take GPUs beside yours; leave it out with models.%s: null" $where .model.name) }}
 {{- end }}

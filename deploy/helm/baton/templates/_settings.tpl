@@ -49,9 +49,15 @@ BATON_TLS_CA_FILE: /etc/baton/tls/ca.crt
 {{- end }}
 {{- end }}
 
-{{/* The services that have a certificate: the names of baton/runtime/callers.py. */}}
+{{/* The services that have a certificate: the names of baton/runtime/callers.py, and the bundled Redis. */}}
 {{- define "baton.tls.services" -}}
-gateway,quota,tokenizer,router,worker,edge,envoy
+gateway,quota,tokenizer,router,worker,edge,envoy,redis
+{{- end }}
+
+{{/* The DNS name that a service's certificate shows: (dict "root" $ "service" "redis"). */}}
+{{- define "baton.tls.name" -}}
+{{- $t := .root.Values.tls -}}
+{{ ternary "baton" (printf "%s.baton" .service) (and (eq $t.mode "existingSecret") (not $t.perService)) }}
 {{- end }}
 
 {{- define "baton.secret.redis" -}}
@@ -68,9 +74,8 @@ cluster does not put the node's place on its pods (it does from 1.35 on). */}}
 {{- end }}
 {{- end }}
 
-{{/* Volumes of every service: its certificate, and the authorities and headers of the traces' receiver:
-     (dict "root" $ "service" "gateway"). */}}
-{{- define "baton.volumes.all" -}}
+{{/* The volume with a service's certificate: (dict "root" $ "service" "gateway"). */}}
+{{- define "baton.volumes.tls" -}}
 {{- $tls := .root.Values.tls }}
 {{- if ne $tls.mode "plaintext" }}
 - name: tls
@@ -87,6 +92,12 @@ cluster does not put the node's place on its pods (it does from 1.35 on). */}}
         - {key: {{ .service }}.key, path: tls.key}
       {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* Volumes of every service: its certificate, and the authorities and headers of the traces' receiver:
+     (dict "root" $ "service" "gateway"). */}}
+{{- define "baton.volumes.all" -}}
+{{- include "baton.volumes.tls" . }}
 {{- with .root.Values.tracing.caSecret }}
 - name: otlp-ca
   path: /etc/baton/otlp

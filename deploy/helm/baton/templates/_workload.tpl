@@ -10,7 +10,7 @@ component of the chart is rendered by this template from a description:
   volumes       list of {name, path, readOnly, source}; source is the volume's body
   claims        list of {name, path, size, storageClassName}: one claim per pod (StatefulSet)
   init          list of init containers (name, image, command, env, mounts)
-  probes        {startup, ready, live}: paths on port `port` (ready: on `readyPort`, if given);
+  probes        {startup, ready, live}: paths on port `port` (ready: on `readyPort`, by `readyScheme`);
                 startupSeconds; tcp: true = connect only
   drainSeconds  what it may take after SIGTERM    preStop     seconds before SIGTERM
   service       none | balanced | headless | each (headless, also for pods that are not ready)
@@ -149,7 +149,7 @@ startupProbe:
   timeoutSeconds: 3
   failureThreshold: {{ div (add $startup 4) 5 }}
 readinessProbe:
-  {{- include "baton.probe" (dict "p" $p "path" $p.ready "port" $p.readyPort) | nindent 2 }}
+  {{- include "baton.probe" (dict "p" $p "path" $p.ready "port" $p.readyPort "scheme" $p.readyScheme) | nindent 2 }}
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: 2
@@ -164,6 +164,6 @@ livenessProbe:
 {{- if .p.tcp -}}
 tcpSocket: {port: {{ .p.port }}}
 {{- else -}}
-httpGet: {path: {{ .path }}, port: {{ .port | default .p.port }}}
+httpGet: {path: {{ .path }}, port: {{ .port | default .p.port }}{{ with .scheme }}, scheme: {{ . }}{{ end }}}
 {{- end }}
 {{- end }}

@@ -21,6 +21,12 @@ What follows from a pool's devices, filled into the pool: (dict "pool" $pool "mo
 {{- end }}
 {{- include "baton.pool.rdma" $pool }}
 {{- include "baton.pool.resources" . }}
+{{- with .model.source.image }}
+{{- if not (or .mount (hasKey $pool.resources.requests "ephemeral-storage")) }}
+{{- /* Its copy is on the node's disk, which would else be shared out twice. */}}
+{{- $_ = set $pool.resources.requests "ephemeral-storage" (printf "%dGi" (add 1 (ceil $.model.sizeGiB))) }}
+{{- end }}
+{{- end }}
 {{- with $a.resource }}
 {{- $_ = set $pool.resources.limits . (toString ($a.count | default $tensor)) }}
 {{- end }}

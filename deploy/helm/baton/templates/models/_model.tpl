@@ -11,6 +11,7 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 {{- define "baton.model.folder" -}}
 {{- if .source.demo }}/app/baton/demo_model
 {{- else }}/models/{{ include "baton.model.id" . }}{{ with (.source.volume).path }}/{{ trimAll "/" . }}{{ end }}
+{{- if (.source.image).mount }}{{ with trimAll "/" .source.image.path }}/{{ . }}{{ end }}{{ end }}
 {{- end }}
 {{- end }}
 
@@ -48,6 +49,11 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
   path: /models/{{ $id }}
   readOnly: true
   source: {hostPath: {path: {{ $source.hostPath.path }}, type: Directory}}
+{{- else if ($source.image).mount }}
+- name: model-{{ $id }}
+  path: /models/{{ $id }}
+  readOnly: true
+  source: {image: {reference: {{ $source.image.reference }}, pullPolicy: {{ .root.Values.image.pullPolicy }}}}
 {{- else if $source.image }}
 - name: model-{{ $id }}
   path: /models/{{ $id }}
@@ -67,7 +73,7 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
   image: {{ include "baton.image" (dict "root" .root "service" "tokenizer") }}
   command: [sh, -c, "echo waiting for the download of {{ $source.hub.repository }}: kubectl logs -l app.kubernetes.io/component=download; until [ -f /models/{{ $id }}/.downloaded ]; do sleep 2; done"]
   mounts: [{name: model-{{ $id }}, mountPath: /models/{{ $id }}, readOnly: true}]
-{{- else if $source.image }}
+{{- else if and $source.image (not $source.image.mount) }}
 - name: copy-{{ $id }}
   image: {{ $source.image.reference }}
   command: [cp, -r, "{{ $source.image.path | trimSuffix "/" }}/.", /models/{{ $id }}]
