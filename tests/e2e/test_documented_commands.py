@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import ANSWER_TIMEOUT_S, Stack, wait_until
-from tests.kit.documented import Statement, statements
+from tests.kit.documented import Statement, blocks, statements
 
 SCRIPTED = sorted({each.page for each in statements() if not each.why_not_run})
 # A pipe would say that all went well when only its last command did.
@@ -80,3 +80,27 @@ def test_the_commands_of_a_page_do_what_they_say(
         assert told.count('"content":"') >= 3
         assert "429" in told
         assert told.count("200\n") == 3 + 2
+
+
+# By page: the packages of its programs that this environment has (`make test-clients`: the others).
+PROGRAMS = {"README.md": {"openai"}, "docs/clients.md": {"openai", "anthropic"}}
+
+TOLD = {"README.md": ["backpressure", "get_weather"], "docs/clients.md": ["time to first token"]}
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_the_programs_of_a_page_run_as_they_stand(page: str, stack: Stack) -> None:
+    def is_here(text: str) -> bool:
+        return set(re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)) <= PROGRAMS[page]
+
+    program = "\n".join(filter(is_here, blocks(page, "python")))
+    assert 'base_url="http://127.0.0.1:8080/v1", api_key="..."' in program
+    program = program.replace("http://127.0.0.1:8080", stack.base_url.removesuffix("/v1"))
+    program = program.replace('"..."', f'"{stack.api_key}"')
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=ANSWER_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    told = ended.stdout.lower()
+    assert all(words in told for words in TOLD[page])

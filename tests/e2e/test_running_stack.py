@@ -1,10 +1,8 @@
-"""Commands and a Prometheus beside a running stack, and the example that the README shows."""
+"""Commands, the page and a Prometheus beside a running stack."""
 
 import json
 import os
 import signal
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import yaml
 
 from tests import needs
-from tests.e2e.conftest import ROOT, START_TIMEOUT_S, Stack, wait_until
+from tests.e2e.conftest import START_TIMEOUT_S, Stack, wait_until
 from tools.dashboards.look import ALERTS, scrape_config
 from tools.dashboards.prometheus import Prometheus, running
 
@@ -90,19 +88,6 @@ def test_status_says_what_runs_where(stack: Stack) -> None:
     for name in ("gateway", "router", "prefill-1", "decode-2", "redis"):
         assert name in result.stdout
     assert stack.api_key not in result.stdout
-
-
-def test_the_example_in_the_readme_runs_as_it_stands(stack: Stack) -> None:
-    text = (ROOT / "README.md").read_text()
-    example = text.split("```python\n")[1].split("```")[0]
-    assert 'base_url="http://127.0.0.1:8080/v1", api_key="..."' in example
-    example = example.replace("http://127.0.0.1:8080/v1", stack.base_url)
-    example = example.replace('api_key="..."', f'api_key="{stack.api_key}"')
-    result = subprocess.run(
-        [sys.executable, "-c", example], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert "backpressure" in result.stdout.lower()
 
 
 def test_the_page_talks_for_the_developer_and_shows_whose_keys_there_are(stack: Stack) -> None:
