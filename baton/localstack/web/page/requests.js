@@ -22,9 +22,9 @@ const COLUMNS = [
   { name: "TTFT", number: true, width: "5.2rem", title: "Time to first token", text: (row) => time(row.first_token_s) },
   { name: "tok/s", number: true, wide: 1, width: "4.2rem", title: "Output tokens a second, after the first", text: (row) => rate(row.tokens_per_s) },
   { name: "prompt", number: true, wide: 1, width: "4.6rem", title: "Prompt tokens", text: (row) => number(row.num_prompt_tokens) },
-  { name: "cached", number: true, wide: 2, width: "4.6rem", title: "Prompt tokens that no worker had to compute", text: (row) => number(row.num_cached_tokens) },
+  { name: "cached", number: true, wide: 2, width: "4.6rem", class: "gives-way", title: "Prompt tokens that no worker had to compute", text: (row) => number(row.num_cached_tokens) },
   { name: "output", number: true, wide: 1, width: "4.6rem", title: "Output tokens", text: (row) => number(row.num_output_tokens) },
-  { name: "cost", number: true, wide: 2, width: "5.4rem", class: "priced-only", title: "In the currency of the price list", text: (row) => cost(row.cost) },
+  { name: "cost", number: true, wide: 2, width: "6.2rem", class: "priced-only", title: "In the currency of the price list", text: (row) => cost(row.cost) },
   { name: "workers", wide: 1, width: "13rem", title: "The prefill worker and the decode workers, in order", text: (row) => workersText(row) },
 ];
 
