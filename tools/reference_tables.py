@@ -4,7 +4,11 @@ docs/api.md (caps), and the settings in the chart's schema.
 All are made from the code, never typed: `python -m tools.reference_tables`.
 """
 
+import ast
 import dataclasses
+import inspect
+import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,16 +76,35 @@ def metrics() -> Iterator[str]:
 
 
 def settings() -> Iterator[str]:
-    """One table per service: variable, type, default."""
+    """One table per service: variable, type, default, meaning."""
     for service, prefix, cls in SETTINGS:
+        meaning_of = meanings(cls)
         yield f"\n## {service}\n"
-        yield "| Variable | Type | Default |"
-        yield "|---|---|---|"
+        yield "| Variable | Type | Default | Meaning |"
+        yield "|---|---|---|---|"
         for field in dataclasses.fields(cls):
             kind = field.type if isinstance(field.type, str) else _type_name(field.type)
             missing = field.default is dataclasses.MISSING
-            default = "required" if missing else f"`{_shown(field.default)}`"
-            yield f"| `{prefix}{field.name.upper()}` | {kind} | {default} |"
+            default = "required" if missing else _shown(field.default)
+            # The markup of tables and of emphasis.
+            meaning = re.sub(r"([|*])", r"\\\1", meaning_of[field.name])
+            yield f"| `{prefix}{field.name.upper()}` | {kind} | {default} | {meaning} |"
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """Each field of a settings class with the comment right above it; empty where there is none."""
+    source = inspect.getsource(cls)
+    lines = [line.strip() for line in source.splitlines()]
+    (node,) = ast.parse(source).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for field in node.body:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            above = itertools.takewhile(
+                lambda line: line.startswith("# "), reversed(lines[: field.lineno - 1])
+            )
+            found[field.target.id] = " ".join(line[2:] for line in reversed(list(above)))
+    return found
 
 
 def _type_name(kind: object) -> str:
@@ -91,7 +114,8 @@ def _type_name(kind: object) -> str:
 
 
 def _shown(value: object) -> str:
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    text = ",".join(value) if isinstance(value, tuple) else str(value)
+    return f"`{text}`" if text else "empty"
 
 
 def renewed(page: str) -> str:

@@ -34,10 +34,13 @@ _log = logs.get("span_receiver")
 
 @dataclass(frozen=True)
 class Settings:
-    """BATON_SPANS_LISTEN, BATON_SPANS_STORE, BATON_SPANS_FORWARD_TO ("http[s]://host:port")."""
+    """The receiver's settings; each field is one variable."""
 
+    # Address of its gRPC server for spans (OTLP), host:port.
     listen: str
+    # File in which the spans are kept (SQLite).
     store: Path
+    # Another collector that gets the same spans, http[s]://host:port; empty = none.
     forward_to: str = ""
 
 

@@ -29,9 +29,11 @@ _log = logs.get("peer_tls")
 class Settings:
     """All three files (PEM), or none of them."""
 
+    # Certificate of this process (PEM). All three files are set, or none.
     cert_file: Path | None = None
+    # The key of that certificate (PEM).
     key_file: Path | None = None
-    # The authorities whose certificates are accepted, from callers and from servers.
+    # The authorities whose certificates are accepted, from callers and from servers (PEM).
     ca_file: Path | None = None
     # The DNS name that the certificate of every peer must carry.
     peer_name: str = "baton"

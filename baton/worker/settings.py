@@ -19,28 +19,33 @@ MAX_SPECULATION_TOKENS = 32
 class Settings:
     """A worker's settings, one field for each: what it serves, where, and with how much."""
 
-    # Local folder or Hugging Face id.
+    # The model: a local folder or a Hugging Face id.
     model: str
     # The name under which it is served; empty = the model's own.
     model_name: str = ""
     # Whether a start reads all weights and holds them against the manifest of their download.
     verify_weights: Literal["on", "off"] = "off"
+    # Address of its gRPC server, host:port; port 0 = any free one.
     listen: str = "127.0.0.1:0"
+    # Address of metrics, liveness and readiness, plain HTTP; port 0 = any free one.
     admin_listen: str = "127.0.0.1:0"
-    # Empty = host name and process id.
+    # Its name in the fleet; empty = host name and process id.
     worker_id: str = ""
     # Where it runs, as the cloud or the cluster names it; empty = not known.
     zone: str = ""
 
     # The engine that computes: Baton's own, or vLLM's.
     engine: Literal["baton", "vllm"] = "baton"
-    # The interpreter of the environment that has it; empty = this one. vllm needs one of its own.
+    # The interpreter of the environment that has the engine; empty = this one. vllm needs one of
+    # its own.
     engine_python: str = ""
     # Ranks, with a part of the weights and some of the KV heads each; more than one for vllm only.
     tensor_parallel: int = 1
     # Whether each rank has some of a mixture's experts whole, not a part of each of them.
     expert_parallel: Literal["on", "off"] = "off"
 
+    # Type of the weights and of the computation; auto = the checkpoint's where the device is made
+    # for it, else float32.
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # auto = the GPU where there is one.
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -48,26 +53,29 @@ class Settings:
     cuda_graphs: Literal["on", "off"] = "on"
     # Whether tokens must not depend on what else a step computes; for CPUs only, and slower.
     deterministic: Literal["on", "off"] = "off"
-    # None = all cores that it may use.
+    # Threads of the computation on a CPU; None = all cores that it may use.
     threads: int | None = None
-    # Size of the KV pool, such as 2GiB; auto = what `memory_share` leaves of the free memory.
+    # Size of the KV pool, such as 2GiB; auto = what memory_share leaves of the free memory.
     kv_memory: str = AUTO
-    # Of the memory that is free before loading: for weights, activations and pool together.
+    # The part of the memory that is free before loading, for weights, activations and pool
+    # together.
     memory_share: float = 0.8
     # Host memory through which blocks of a GPU, or of vLLM, are handed over, such as 4GiB; auto = a
     # quarter of the KV pool and 16 GiB at most, but never less than one longest sequence.
     staging_memory: str = AUTO
-    # None = as the engine likes it: 16, vllm 32.
+    # Tokens of a KV block: 16, 32 or 64. None = as the engine likes it: 16, vllm 32.
     block_size: int | None = None
-    # None = what the model was made for, as far as the pool holds it.
+    # Longest sequence in tokens; None = what the model was made for, as far as the pool holds it.
     max_model_len: int | None = None
     # Sequences in one step.
     max_batch: int = 64
+    # Tokens of one step, prompts and outputs together; at least max_batch.
     max_step_tokens: int = 2048
-    # How long a step with running streams should take at most, in ms; 0 = no limit.
+    # How long a step with running streams should take at most, in milliseconds; 0 = no limit.
     max_step_ms: float = 100.0
 
-    # Speculation: tokens of a sequence that a step guesses from its past and checks; 0 = off.
+    # Speculative decoding: tokens of a sequence that a step guesses from its past and checks, 32 at
+    # most; 0 = off.
     speculation_tokens: int = 0
 
     # LoRA, by vllm alone: a folder in which each folder is an adapter, served under its name. What
@@ -75,15 +83,16 @@ class Settings:
     adapters: Path | None = None
     # Adapters that may be in use at once; others are loaded when they are asked for.
     adapter_slots: int = 8
-    # Of the largest adapter: 1, 8, 16, 32, 64, 128, 256, 320 or 512.
+    # Rank of the largest adapter: 1, 8, 16, 32, 64, 128, 256, 320 or 512.
     adapter_rank: int = 16
 
-    # A core stands still when a step, or a command, takes longer than this and six times as long as
-    # it should; one that stands still for `hang_s` more is ended, and the worker with it. None =
-    # 10, with several ranks 1: they may wait for one of them for ever.
+    # Seconds after which a core stands still, when its step or command also takes six times as long
+    # as it should.
     stall_s: float = 1.5
+    # Seconds for which it may stand still before it is ended, and the worker with it. None = 10,
+    # with several ranks 1: they may wait for one of them for ever.
     hang_s: float | None = None
-    # An idle core computes one token this often, to show that it can.
+    # Seconds between two tokens that an idle core computes to show that it can.
     probe_s: float = 3.0
     # Where the worker notes which requests run, so that its next life can tell if it dies in a step
     # with them; None = nowhere.
@@ -99,9 +108,9 @@ class Settings:
     # early is found so.
     checksum_every: int = 1
 
-    # How long loading the model may take.
+    # Seconds that loading the model may take.
     load_timeout_s: float = 600.0
-    # How long running work may go on after the worker was asked to stop.
+    # Seconds for which running work may go on after the signal to stop.
     drain_s: float = 120.0
 
     def __post_init__(self) -> None:

@@ -13,21 +13,24 @@ PREFIX = "BATON_EDGE_"
 class Settings:
     """The gateways, and every Envoy's side towards clients; each field is one variable."""
 
-    # Where Envoys dial this control plane.
+    # Address at which Envoys dial this control plane, host:port.
     listen: str = "127.0.0.1:18000"
+    # Address of metrics, liveness and readiness, plain HTTP; port 0 = any free one.
     admin_listen: str = "127.0.0.1:0"
     # host:port or host:port@region/zone, where every address of a name is a gateway; or
     # kubernetes:[NAMESPACE/]SERVICE[:PORT] or the same with @region, whose endpoints have zones.
     gateways: tuple[str, ...]
-    # The pause between two rounds in which names are resolved and gateways asked.
+    # Seconds between two rounds in which names are resolved and gateways asked.
     poll_s: float = 1.0
     # The DNS name that gateways' certificates show, over TLS with the certificates of services
     # (BATON_TLS_*, whose paths are the same at Envoy). Empty = plain HTTP.
     gateway_name: str = ""
-    # Where Envoys listen for clients.
+    # Address at which Envoys listen for clients.
     http_listen: str = "0.0.0.0:8080"
-    # PEM files, by their paths at Envoy, read again when their folder changes. None: plain HTTP.
+    # Certificate for clients (PEM), by its path at Envoy, read again when its folder changes. None:
+    # plain HTTP.
     tls_cert_file: Path | None = None
+    # The key of that certificate, in the same way.
     tls_key_file: Path | None = None
     # The authorities of client certificates, at Envoy too; None: certificates are not asked for. A
     # client without one still gets in by its key.
@@ -39,13 +42,15 @@ class Settings:
     # Clients decide about the sampling of traces, as a mesh in front does; else each request begins
     # a trace, and the gateway links the client's.
     trust_traces: bool = False
-    # The gateway has the same limit; here a larger content-length is refused at once.
+    # Largest body of a request. The gateway has the same limit; here a larger content-length is
+    # refused at once.
     max_body_bytes: int = 8 * 1024 * 1024
     # The same of a file for a batch.
     max_file_bytes: int = 16 * 1024 * 1024
-    # The time for a client's TLS handshake, and for the head of each request.
+    # Seconds for a client's TLS handshake, and for the head of each request.
     head_timeout_s: float = 10.0
-    # The time for a whole request: above the gateway's 10 s for a body, whose error says more.
+    # Seconds for a whole request to arrive: above the gateway's 10 s for a body, whose error says
+    # more.
     request_timeout_s: float = 15.0
 
     def __post_init__(self) -> None:

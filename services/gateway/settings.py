@@ -15,37 +15,42 @@ MIN_HELD_VECTOR_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """The gateway's settings; each field is one variable.
+    """The gateway's settings; each field is one variable."""
 
-    Endpoints are host:port; port 0 = any free one.
-    """
-
-    # One endpoint, whose name may stand for several addresses, or several with IPv4 addresses.
+    # The quota service, host:port. One name may stand for several addresses; a list has IPv4
+    # addresses only.
     quota: tuple[str, ...]
+    # The tokenizer service, in the same forms.
     tokenizer: tuple[str, ...]
-    # The same routers, under the same addresses, for every gateway: they choose alike.
+    # The routers, host:port each. Every gateway has the same ones under the same addresses, so that
+    # they choose alike.
     router: tuple[str, ...]
+    # File with the server secret, 64 hexadecimal characters, from which digests of keys and cache
+    # keys are derived.
     secret_file: Path
-    # fd:N = a socket that the parent process has bound.
+    # Address of the public API, host:port; port 0 = any free one, fd:N = a socket that the parent
+    # process has bound.
     listen: str = "127.0.0.1:8080"
     # Services that alone may call, by TLS with their certificates (BATON_TLS_*): envoy. Anyone may
     # ask /readyz. Empty = anyone may call, in plain HTTP.
     callers: tuple[str, ...] = ()
+    # Address of metrics, liveness and readiness, plain HTTP; port 0 = any free one.
     admin_listen: str = "127.0.0.1:0"
     # kubernetes: quota and tokenizer are names of Services, and are reached at the addresses of
-    # their EndpointSlices, which the account may watch.
+    # their EndpointSlices, which the account may watch. names: they are resolved by DNS.
     discovery: Literal["names", "kubernetes"] = "names"
-    # Processes that serve on the same socket, each a gateway of its own with all limits below.
+    # Processes that serve on the same socket, each a gateway of its own with all limits of this
+    # table.
     processes: int = 1
-    # Name in logs and hellos; empty = host name and process id.
+    # Its name in logs and towards other services; empty = host name and process id.
     gateway_id: str = ""
-    # Where it runs, as the cloud or the cluster names it: routers of its zone are asked first.
+    # Where it runs, as the cloud or the cluster names it; routers of its zone are asked first.
     zone: str = ""
-    # alias=model or alias=model:weight
+    # Other public names of models: alias=model or alias=model:weight.
     aliases: tuple[str, ...] = ()
-    # The same, one per line; read again when it changes.
+    # A file of aliases, one per line; read again when it changes.
     aliases_file: Path | None = None
-    # Usage records that wait for the quota service; one gateway per folder.
+    # Folder of usage records that wait for the quota service; each gateway has one of its own.
     outbox_dir: Path = Path(".baton/outbox")
     # Our own proxies in front, each of which adds to x-forwarded-for. The address before them is
     # the client's, by which wrong keys are counted.
@@ -53,84 +58,106 @@ class GatewaySettings:
     # Whoever calls this gateway decides about the sampling of traces: an Envoy of ours, or a mesh.
     # Else a client's trace is a link of one that begins here.
     trust_traces: bool = False
-    # The trace of a request whose first token takes longer is kept, as that of a failed one is,
-    # also where it was not sampled: the gateway's own span of it. 0 = none for that reason.
+    # A request whose first token takes more seconds has its gateway's span kept, as a failed one
+    # has, also where it was not sampled. 0 = none for that reason.
     slow_first_token_s: float = 10.0
-    # Metrics under OpenTelemetry's names, beside vLLM's.
+    # Write metrics under OpenTelemetry's names, beside vLLM's.
     gen_ai_metrics: bool = True
     # Models that have series of their own in this gateway's metrics; all others share one.
     metered_models: int = 50
     # Pages that may read answers in a browser: https://chat.example, http://localhost:*, or *.
     cors_origins: tuple[str, ...] = ()
-    # Of a page with the spans of a request; answers tell it in x-trace-url, with their request's id
-    # at its end. Empty = they do not.
+    # Address of a page with the spans of a request. Answers tell it in x-trace-url, with their
+    # request's id at its end. Empty = they do not.
     trace_url: str = ""
+    # Largest body of a request, 32 MiB at most.
     max_body_bytes: int = 8 * 1024 * 1024
+    # Requests that are open at once; more are refused, and told to come again.
     max_open_requests: int = 4096
-    # The bytes of bodies that are read and parsed at once; more wait for a moment.
+    # Bytes of bodies that are read and parsed at once; more wait for a moment.
     max_held_body_bytes: int = 64 * 1024 * 1024
-    # Of vectors that wait until the list of inputs is done that they belong to. One list, and one
-    # tenant, may have half; longer lists are refused, and what does not fit waits for a moment.
+    # Bytes of vectors that wait until their list of inputs is done. One list, and one tenant, may
+    # have half; longer lists are refused, and what does not fit waits for a moment.
     max_held_vector_bytes: int = 128 * 1024 * 1024
-    # The part of open requests and of bodies that one tenant may have.
+    # The part of open requests and of bodies that one tenant may have, up to 1.
     tenant_share: float = 0.25
-    # Redis, in which responses and conversations are kept for clients; empty = nothing is kept. The
-    # forms of BATON_QUOTA_REDIS_URL.
+    # Redis, in which responses, conversations and batches are kept for clients, in the forms of
+    # BATON_QUOTA_REDIS_URL; empty = nothing is kept.
     store_url: str = ""
+    # User of that Redis; empty = its default user.
     store_username: str = ""
+    # File with the password of that Redis, read anew for each connection.
     store_password_file: Path | None = None
+    # Seconds for one call to that Redis.
     store_timeout_s: float = 0.5
+    # Connections to that Redis at most.
     store_connections: int = 64
-    # From the last change of a response or a conversation.
+    # Seconds for which a response or a conversation is kept after its last change; 30 days.
     store_ttl_s: float = 30 * 86_400.0
-    # Of one tenant, whose oldest ones make room for new ones.
+    # Bytes that are kept for one tenant, whose oldest objects make room for new ones.
     store_bytes_of_tenant: int = 64 * 1024 * 1024
+    # Responses and conversations that are kept for one tenant.
     store_objects_of_tenant: int = 10_000
-    # Of one response, with all that stands before it, or of one conversation.
+    # Bytes of one response, with all that stands before it, or of one conversation.
     store_object_bytes: int = 2 * 1024 * 1024
     # Tenants of which nothing is kept.
     store_excludes: tuple[str, ...] = ()
-    # Of batches, which are kept there, too: bytes and lines of one file, bytes of all files of one
-    # tenant, and lines of one batch that are answered at once.
+    # Bytes of one file of a batch.
     batch_file_bytes: int = 16 * 1024 * 1024
+    # Lines of one batch.
     batch_lines: int = 50_000
+    # Bytes of all files of one tenant's batches, 256 MiB at most.
     batch_bytes_of_tenant: int = 64 * 1024 * 1024
+    # Lines of one batch that are answered at once.
     batch_concurrency: int = 8
+    # Output tokens that are reserved for a request without max_tokens, and by which its reservation
+    # grows.
     default_output_reservation: int = 512
-    # Of one answer: choices x tokens x (1 + top_logprobs); 20 MB of JSON.
+    # Logprobs of one answer: choices x tokens x (1 + top_logprobs); 20 MB of JSON.
     max_logprobs: int = 262_144
+    # Seconds for a whole request, unless its client asks for fewer.
     deadline_s: float = 600.0
+    # Seconds without a token after which a worker is given up, and the answer goes on at another
+    # one.
     token_gap_s: float = 20.0
-    # The predicted wait of a new request from which on Envoys send them to other regions, as far as
+    # Seconds of predicted wait from which on Envoys send new requests to other regions, as far as
     # those have room; 0 = never.
     full_wait_s: float = 2.0
-    # How long a client may read nothing of its answer.
+    # Seconds for which a client may read nothing of its answer.
     stall_s: float = 30.0
-    # JSON web tokens beside API keys: their issuer (empty = none are taken) and the audience that
-    # they are for. Without a URL of its keys (JWKS) the issuer's configuration says it.
+    # Issuer of JSON web tokens that are taken beside API keys; empty = none are.
     jwt_issuer: str = ""
+    # The audience that those tokens must be for.
     jwt_audience: str = ""
+    # Address of the issuer's keys (JWKS); empty = the issuer's configuration says it.
     jwt_jwks_url: str = ""
+    # Algorithms by which those tokens may be signed.
     jwt_algorithms: tuple[str, ...] = ("RS256", "ES256")
-    # The claim that names the registry's identity, and one that may list models (empty = none).
+    # The claim that names the registry's identity.
     jwt_tenant_claim: str = "tenant"
+    # The claim that lists the models a token may use; empty = none.
     jwt_models_claim: str = ""
+    # Seconds by which the issuer's clock may differ.
     jwt_leeway_s: float = 30.0
-    # Networks of the proxies that check client certificates and tell of them in
-    # x-forwarded-client-cert (empty = they are not a way in), and the field that is their name.
+    # Networks of the proxies that check client certificates and tell of them in x-forwarded-client-
+    # cert; empty = certificates are not a way in.
     certificate_proxies: tuple[str, ...] = ()
+    # The field of a client's certificate that is its name.
     certificate_name: Literal["uri", "dns", "subject"] = "uri"
     # The service that judges prompts and answers, as OpenAI's /v1/moderations; empty = none does.
     safety_url: str = ""
+    # The model that it is asked for; empty = its own choice.
     safety_model: str = ""
+    # File with the key for that service.
     safety_key_file: Path | None = None
+    # Seconds for one of its judgements.
     safety_timeout_s: float = 2.0
-    # While it does not answer: refuse (closed), or let all pass (open).
+    # While that service does not answer: refuse (closed), or let all pass (open).
     safety_fails: Literal["closed", "open"] = "closed"
-    # After the signal to stop it is not ready at once, but serves new requests for so long: until
-    # the balancers in front have noticed.
+    # Seconds after the signal to stop for which it serves new requests and is unready, until the
+    # balancers in front have noticed.
     unready_s: float = 5.0
-    # How long open requests may go on then.
+    # Seconds for which open requests may go on after that.
     drain_s: float = 120.0
 
     def __post_init__(self) -> None:

@@ -8,50 +8,66 @@ PREFIX = "BATON_QUOTA_"
 
 @dataclass(frozen=True)
 class Settings:
-    """The service's settings; each field is one variable.
+    """The service's settings; each field is one variable."""
 
-    `redis_url` is unix://path, redis://host:port/db, redis+cluster://node:port,node:port,
-    redis+sentinel://sentinel:port,sentinel:port/name/db (the primary called `name`), or with TLS
-    rediss...://...?ssl_ca_certs=/path (and ssl_certfile, ssl_keyfile where Redis asks for them).
-    The password comes from `redis_password_file`.
-
-    Without `registry_file`, `declared_file` and `bootstrap_key_file`, the keys are those in Redis;
-    without `usage_dir`, nothing is archived.
-    """
-
+    # Address of its gRPC server, host:port; port 0 = any free one.
     listen: str = "127.0.0.1:0"
+    # Address of metrics, liveness and readiness, plain HTTP; port 0 = any free one.
     admin_listen: str = "127.0.0.1:0"
+    # unix://path, redis://host:port/db, redis+cluster://node:port,node:port,
+    # redis+sentinel://sentinel:port,sentinel:port/name/db (the primary called `name`), or with TLS
+    # rediss...://...?ssl_ca_certs=/path (and ssl_certfile, ssl_keyfile where Redis asks for them).
     redis_url: str = "redis://127.0.0.1:6379/0"
+    # User of Redis; empty = its default user.
     redis_username: str = ""
+    # File with the password of Redis, read anew for each connection.
     redis_password_file: Path | None = None
+    # File of keys and limits, the truth of which Redis has a copy. Without it, declared_file and
+    # bootstrap_key_file, the keys are those in Redis.
     registry_file: Path | None = None
-    # Keys and limits that nobody else writes, in the registry's form: what leaves the file ends.
+    # File of keys and limits that nobody else writes, in the registry's form: what leaves the file
+    # ends.
     declared_file: Path | None = None
-    # A deployment's first key, and the secret that its digest is made with.
+    # File with a deployment's first key.
     bootstrap_key_file: Path | None = None
+    # File with the server secret, by which digests of keys are made; the gateways' own.
     secret_file: Path | None = None
     # What tokens cost; without it everything is free.
     prices_file: Path | None = None
+    # Folder of the usage archive, a file for each UTC day; without it nothing is archived.
     usage_dir: Path | None = None
-    # The admin API (host:port), for callers with the token in the file; empty = there is none.
+    # Address of the admin API, host:port, for callers with the token in api_token_file; empty =
+    # there is none.
     api_listen: str = ""
+    # File with the token of the admin API.
     api_token_file: Path | None = None
     # The Secret that is the registry's home, of which registry_file is a mount; empty = the file.
     registry_secret: str = ""
-    # The usage folders of all replicas. After a loss of Redis, keys with a hard budget are refused
-    # until all of them were read.
+    # Number of usage folders of all replicas. After a loss of Redis, keys with a hard budget are
+    # refused until all of them were read.
     num_archives: int = 1
+    # Seconds for one call to Redis; a gateway counts by itself while Redis does not answer.
     redis_timeout_s: float = 0.25
+    # Connections to Redis at most.
     redis_connections: int = 64
+    # Seconds that a reservation lives without a renewal by its gateway; it is the longest that a
+    # dead gateway holds a tenant's limits.
     lease_s: float = 30.0
+    # Seconds for which a gateway may use what it was told of a key; a revoked key works no longer
+    # than that.
     fresh_for_s: float = 5.0
-    # How long a finished request id is remembered, so that a late repeat is not charged again.
+    # Seconds for which a finished request id is remembered, so that a late repeat is not charged
+    # again; a day.
     settled_kept_s: float = 86_400.0
+    # Seconds between two looks for reservations that have run out.
     reap_interval_s: float = 2.0
+    # Seconds between two looks at the files of keys and prices.
     registry_interval_s: float = 1.0
+    # Seconds between two writes of finished requests to the archive.
     archive_interval_s: float = 0.5
     # Tenants with counters of their own on the metrics page; the others share one set.
     metered_tenants: int = 200
+    # Seconds for which calls may go on after the signal to stop.
     drain_s: float = 2.0
 
     def __post_init__(self) -> None:

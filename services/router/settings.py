@@ -10,18 +10,18 @@ ENVIRONMENT_PREFIX = "BATON_ROUTER_"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The limits and weights of the router; each field is one variable.
+    """The limits and weights of the router; each field is one variable."""
 
-    Times end in _s, counts begin with num_ or max_.
-    """
-
+    # Address of its gRPC server, host:port; port 0 = any free one.
     listen: str = "127.0.0.1:7400"
+    # Address of metrics, liveness and readiness, plain HTTP; port 0 = any free one.
     admin_listen: str = "127.0.0.1:7401"
+    # Its name among the routers of the fleet; each has another one.
     router_id: str = "router-0"
     # Where it runs, as the cloud or the cluster names it; gateways prefer routers of their zone.
     zone: str = ""
-    # All workers, prefill and decode alike; each reports its role. Addresses ("host:port"), names
-    # that stand for several, or "kubernetes:[NAMESPACE/]SERVICE[:PORT]" (baton/runtime/discovery).
+    # All workers, prefill and decode alike; each reports its role. Addresses (host:port), names
+    # that stand for several, or kubernetes:[NAMESPACE/]SERVICE[:PORT].
     workers: tuple[str, ...] = ()
     # All routers of the fleet, named like the workers; this one finds itself among them by its
     # router_id. They tell each other what they give away, and gateways ask all of them.
@@ -29,62 +29,69 @@ class Settings:
     # always: a prefill worker computes every prompt; auto: local prefill is a candidate, too.
     disaggregate: Literal["always", "auto"] = "always"
 
-    # The number of requests that may wait for one model, and the longest wait of one; a request
-    # that is predicted to wait for more than 0.8 of it is refused at once.
+    # Requests that may wait for one model, divided by the tenants that wait.
     max_queued: int = 1024
-    # The bytes of prefix hashes that they may keep. Both are divided by the tenants that wait.
+    # Bytes of prefix hashes that they may keep, divided in the same way.
     max_queued_bytes: int = 64 * 1024 * 1024
+    # Longest wait of a request in seconds; one that is predicted to wait for more than 0.8 of it is
+    # refused at once.
     max_wait_s: float = 60.0
-    # How long a request waits for a ready worker: a killed one on a small node is back after 8 s.
+    # Seconds that a request waits for a ready worker: a killed one on a small node is back after 8
+    # s.
     no_worker_wait_s: float = 10.0
-    # How long after its start the router expects workers that have not registered yet.
+    # Seconds after its start for which the router expects workers that have not registered yet.
     settle_s: float = 5.0
-    # A pool is forgotten when all its workers have been lost and unlisted for this long: its model
-    # was taken away. Long, because until then it is an outage that alerts must show.
+    # Seconds after which a pool is forgotten, all of whose workers have been lost and unlisted: its
+    # model was taken away. Long, because until then it is an outage that alerts must show.
     forget_after_s: float = 3600.0
-    # A worker without a report for this long counts as busy.
+    # Seconds without a report after which a worker counts as busy.
     stale_after_s: float = 1.0
-    # When all workers fall silent together, their last known state is used for this long.
+    # Seconds for which the last known state of all workers is used when they fall silent together.
     isolation_s: float = 30.0
-    # A worker that is silent for this long is ejected, and gateways migrate its streams.
+    # Seconds of silence after which a worker is ejected, and gateways migrate its streams.
     eject_after_s: float = 2.0
-    # An ejected worker that has been well for this long is on probation: one stream at a time.
+    # Seconds that an ejected worker must have been well before it is on probation: one stream at a
+    # time.
     return_after_s: float = 2.0
-    # How long a pick counts against its workers until their reports name the request.
+    # Seconds for which a pick counts against its workers until their reports name the request.
     slot_lease_s: float = 2.0
-    # A worker that refused a request is excluded from the next picks of that request for this
-    # long, and until it has reported again.
+    # Seconds for which a worker that refused a request is excluded from the next picks of that
+    # request; it also must have reported again.
     exclusion_s: float = 0.25
-    # With disaggregate=always: when no prefill worker has been ready for this long, decode workers
-    # prefill prompts of which at most this many tokens are not in their prefix cache.
+    # With disaggregate=always: seconds without a ready prefill worker after which decode workers
+    # prefill short prompts themselves.
     local_prefill_after_s: float = 1.0
+    # Longest such prompt, in tokens that are not in the decode worker's prefix cache.
     local_prefill_max_tokens: int = 2048
 
     # The weight of a second of slower output beside a second of TTFT, in the score of a pair.
     itl_weight: float = 1.0
     # With this many sequences a decode step takes twice as long as with none.
     batch_doubling: float = 16.0
-    # Decode workers promise at most this share of their blocks in sum, and this many blocks for the
-    # growth of each sequence beyond its prompt.
+    # Largest share of their blocks that decode workers promise in sum, up to 1.
     promise_cap: float = 0.3
+    # Blocks that are promised for the growth of each sequence beyond its prompt.
     growth_blocks: int = 2
-    # A rate that a worker has not measured again for this long counts as unknown.
+    # Seconds without a new measurement after which a rate counts as unknown.
     speed_trust_s: float = 60.0
-    # The rates that count until the workers have measured their own.
+    # Prompt tokens per second of a worker that has not measured its own rate yet.
     prior_prefill_tokens_per_s: float = 2000.0
+    # Seconds of a decode step of a worker that has not measured its own yet.
     prior_decode_step_s: float = 0.02
+    # Bytes per second of a handoff between two workers that have not measured theirs yet.
     prior_handoff_bytes_per_s: float = 250e6
-    # Between two zones: the rate that counts at most until it is measured, and the seconds that
-    # such a handoff costs beside its time, because traffic between zones is paid for.
+    # The same between two zones: the rate that counts at most until it is measured.
     prior_far_handoff_bytes_per_s: float = 125e6
+    # Seconds that a handoff between two zones costs beside its time, because traffic between zones
+    # is paid for.
     far_handoff_cost_s: float = 0.005
 
     # Prefix hashes that the index holds of one worker at most; its oldest ones go first. Each takes
     # about 100 bytes.
     max_index_hashes: int = 131_072
-    # How often gateways get the view of the fleet when nothing changes.
+    # Seconds between two views of the fleet for gateways when nothing changes.
     admission_interval_s: float = 0.1
-    # How long running calls may go on after the router was asked to stop.
+    # Seconds for which running calls may go on after the signal to stop.
     stop_grace_s: float = 1.0
 
     def __post_init__(self) -> None:

@@ -21,25 +21,40 @@ class Settings:
     router: tuple[str, ...] = ()
     # Models of its own, beside those: folders, each name=folder, or one whose name is the model's.
     models: tuple[str, ...] = ()
-    # name=syntax: how a model writes tool calls, in place of what its chat template shows.
+    # How a model writes tool calls, in place of what its chat template shows: name=syntax.
     tool_syntaxes: tuple[str, ...] = ()
-    # The same for reasoning; none: it stays part of the answer.
+    # How a model writes its reasoning, name=syntax; none: it stays part of the answer.
     reasoning_syntaxes: tuple[str, ...] = ()
+    # Address of its gRPC server, host:port; port 0 = any free one.
     listen: str = "127.0.0.1:0"
+    # Address of metrics, liveness and readiness, plain HTTP; port 0 = any free one.
     admin_listen: str = "127.0.0.1:0"
+    # Threads that turn large prompts into tokens; one more keeps small ones going.
     encode_threads: int = 2
-    # Prompts, and their bytes, that are queued or in work.
+    # Prompts that are queued or in work. With one more, one of the tenant with the most bytes in
+    # line is refused.
     max_concurrent: int = 256
+    # Bytes of those prompts.
     max_queued_bytes: int = 64 * 1024 * 1024
+    # Bytes of one prompt.
     max_prompt_bytes: int = 1024 * 1024
+    # Longest stretch of a prompt without a break, in characters: the time of a tokenizer may grow
+    # with its square.
     max_run_chars: int = 65_536
-    # Each child renders one conversation at a time, for one model.
+    # Child processes for each model that render chat templates, each one conversation at a time.
     template_children: int = 2
+    # Conversations that wait for such a child, for each model.
     template_max_waiting: int = 64
+    # Seconds of processor time for one rendering.
     template_cpu_s: float = 1.0
+    # Seconds on the clock for one rendering; its child is killed then. template_cpu_s ends first,
+    # but for a starved machine.
     template_deadline_s: float = 5.0
+    # Memory of one such child.
     template_memory_bytes: int = 512 * 1024 * 1024
+    # Bytes of one rendered conversation.
     template_max_output_bytes: int = 4 * 1024 * 1024
+    # Seconds for which calls may go on after the signal to stop.
     drain_s: float = 5.0
 
     def __post_init__(self) -> None:

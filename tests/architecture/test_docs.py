@@ -10,14 +10,21 @@ import yaml
 from prometheus_client import Counter
 
 from baton.wire.failures import REASONS
-from tests.architecture.pages import anchors
+from tests.architecture.pages import anchors, links
 from tools import reference_tables
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 PAGES = [
     path
-    for pattern in ("*.md", "docs/**/*.md", "services/*/*.md", "loadtest/*.md", "deploy/**/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "services/*/*.md",
+        "loadtest/*.md",
+        "deploy/**/*.md",
+        "baton/**/*.md",
+    )
     for path in sorted(ROOT.glob(pattern))
 ]
 # Read by processes that have no settings class, or by what starts them.
@@ -122,13 +129,11 @@ def test_every_setting_that_a_page_names_exists() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_leads_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if "://" in target or target.startswith("mailto:"):
-            continue
+    for target in links(page.read_text()):
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
         assert file.exists(), target
-        if anchor:
+        if anchor and file.suffix == ".md":
             assert anchor in anchors(file.read_text()), target
 
 

@@ -19,6 +19,8 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 ENVIRONMENTS = HERE / "environments"
+PAGE = HERE.parents[1] / "docs" / "clients.md"
+SHOWN_HOST = "http://127.0.0.1:8080"
 PROGRAM_TIMEOUT_S = 900
 # By program; the packages whose versions are shown, the client's own first.
 PACKAGES = {
@@ -49,6 +51,7 @@ def main(folder: Path, names: list[str]) -> int:
     programs = [name for name in PACKAGES if not names or name.rpartition("_")[0] in names]
     with stack(folder) as address:
         rows = [row for program in programs for row in rows_of(program, folder, address)]
+        rows += [example_row(text, folder, address) for text in examples() if not names]
     print_table(rows)
     num_failed = sum(len(row.errors) for row in rows)
     print(f"{sum(len(row.paths) for row in rows)} paths, {num_failed} failed")
@@ -95,6 +98,33 @@ def rows_of(program: str, folder: Path, address: dict[str, str]) -> list[Row]:
         last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
         return [*rows.values(), Row(client, "", [], [f"ended early: {last}"])]
     return list(rows.values())
+
+
+def examples() -> list[tuple[str, str]]:
+    """(language, text) of each program that the page of clients shows."""
+    return re.findall(r"^```(python|js)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+
+
+def example_row(example: tuple[str, str], folder: Path, address: dict[str, str]) -> Row:
+    """Run a program of the page as it stands there, with the address and key of the stack."""
+    language, text = example
+    host = address["BASE_URL"].removesuffix("/v1")
+    text = text.replace(SHOWN_HOST, host).replace('"..."', json.dumps(address["API_KEY"]))
+    if language == "js":
+        file, client = folder / "node" / "example.mjs", "openai"
+        program = ["node", str(file)]
+    else:
+        (client,) = set(re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE))
+        file = folder / "example.py"
+        program = [str(folder / client.partition("_")[0] / "bin" / "python"), str(file)]
+    file.write_text(text)
+    ended = subprocess.run(
+        program, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
+    )
+    has_answered = ended.returncode == 0 and "time to first token" in ended.stdout
+    last = (ended.stderr.strip().splitlines() or [ended.stdout[-200:]])[-1]
+    errors = [] if has_answered else [f"example: {last}"]
+    return Row(f"{client} ({language})", "docs/clients.md", ["example"], errors)
 
 
 def client_of(program: str) -> str:

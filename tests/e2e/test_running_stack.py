@@ -1,18 +1,18 @@
-"""Commands and a Prometheus beside a running stack, and the example that the README shows."""
+"""Commands, the page and a Prometheus beside a running stack."""
 
 import json
 import os
 import signal
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import openai
 import yaml
 
 from tests import needs
-from tests.e2e.conftest import ROOT, START_TIMEOUT_S, Stack, wait_until
+from tests.e2e.conftest import START_TIMEOUT_S, Stack, wait_until
+from tests.kit.browser import Browser
 from tools.dashboards.look import ALERTS, scrape_config
 from tools.dashboards.prometheus import Prometheus, running
 
@@ -92,19 +92,6 @@ def test_status_says_what_runs_where(stack: Stack) -> None:
     assert stack.api_key not in result.stdout
 
 
-def test_the_example_in_the_readme_runs_as_it_stands(stack: Stack) -> None:
-    text = (ROOT / "README.md").read_text()
-    example = text.split("```python\n")[1].split("```")[0]
-    assert 'base_url="http://127.0.0.1:8080/v1", api_key="..."' in example
-    example = example.replace("http://127.0.0.1:8080/v1", stack.base_url)
-    example = example.replace('api_key="..."', f'api_key="{stack.api_key}"')
-    result = subprocess.run(
-        [sys.executable, "-c", example], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert "backpressure" in result.stdout.lower()
-
-
 def test_the_page_talks_for_the_developer_and_shows_whose_keys_there_are(stack: Stack) -> None:
     state = stack.home.read_state()
     assert state is not None
@@ -121,3 +108,44 @@ def test_the_page_talks_for_the_developer_and_shows_whose_keys_there_are(stack: 
         shown = answer.read().decode()
     assert {key["tenant"] for key in json.loads(shown)["keys"]} >= {"dev"}
     assert stack.api_key not in shown
+
+
+@needs.browser
+def test_a_key_is_made_and_revoked_on_the_page(stack: Stack, tmp_path: Path) -> None:
+    state = stack.home.read_state()
+    assert state is not None
+    with Browser(str(needs.BROWSER), tmp_path / "profile") as browser:
+        browser.look(1280, 900)
+        browser.open(f"{state.web_url}#/tenants")
+        browser.until("document.querySelector('.tenant')")
+        for field, text in (("tenant", "on-the-page"), ("rpm", "5"), ("models", "baton-demo")):
+            browser.click(f"#new-{field}")
+            browser.type(text)
+        browser.click(".form button.primary")
+        key = browser.until("document.querySelector('.new-key code')?.textContent")
+        card = (
+            "[...document.querySelectorAll('.tenant')]"
+            ".find((each) => each.querySelector('h2').textContent === 'on-the-page')"
+        )
+        assert "5 requests/min" in browser.until(f"{card}?.innerText")
+        assert [model.id for model in stack.client(key).models.list()] == ["baton-demo"]
+
+        browser.run(f"{card}.querySelector('.danger').id = 'revoke'")
+        browser.click("#revoke")
+        browser.until("document.querySelector('#revoke').textContent === 'For good?'")
+        # Once is not enough.
+        assert stack.client(key).models.list().data
+        browser.click("#revoke")
+        browser.until(f"{card}?.querySelector('.tag.bad')?.textContent === 'revoked'")
+        # The key itself is told once, and is no part of what a later look gets.
+        assert key not in browser.run(f"{card}.innerHTML")
+        assert browser.errors == []
+    wait_until(lambda: _is_refused(stack, key))
+
+
+def _is_refused(stack: Stack, key: str) -> bool:
+    try:
+        stack.client(key).models.list()
+    except openai.AuthenticationError:
+        return True
+    return False

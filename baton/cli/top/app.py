@@ -92,6 +92,12 @@ class FleetApp(App[None]):
     CSS = """
     #summary { height: auto; padding: 0 1; }
     DataTable { padding: 0; }
+    /* Readable in dark and in light terminals: no ground of ours under the terminal's ink. */
+    DataTable > .datatable--header { background: ansi_default; text-style: bold underline; }
+    DataTable > .datatable--cursor { background: ansi_blue; color: ansi_bright_white; }
+    DataTable > .datatable--hover { background: ansi_default; }
+    DataTable > .datatable--header-hover { background: ansi_default; }
+    DataTable > .datatable--header-cursor { background: ansi_default; }
     #workers { height: auto; max-height: 50%; margin-top: 1; }
     #requests { height: 1fr; margin-top: 1; }
     Static { padding: 0 1; }

@@ -32,6 +32,7 @@ from baton.localstack.web.gateway_client import (
     pieces,
 )
 from baton.localstack.web.guard import LOCAL_HOSTS, Guard
+from baton.localstack.web.latest_costs import LatestCosts
 from baton.localstack.web.quota_client import QuotaClient
 from baton.localstack.web.request_rows import Filter, listed
 from baton.localstack.web.services import NoSuchService, kill_worker, log_tail
@@ -66,6 +67,7 @@ class Pages:
         self._gateway = GatewayClient(home)
         self._crowd = Crowd(self._gateway)
         self._quota = QuotaClient(home, quota_api)
+        self._costs = LatestCosts(home.usage)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -127,7 +129,11 @@ class Pages:
 
     def _listed(self, wanted: Filter) -> dict[str, Any]:
         with SpanStore(self._home.spans) as store:
-            return listed(store, wanted)
+            found = listed(store, wanted)
+        costs = self._costs.look()
+        for row in found["rows"]:
+            row["cost"] = costs.get((row["tenant"], row["request_id"]))
+        return found
 
     async def _request(self, request: Request) -> Response:
         request_id = request.path_params["request_id"]

@@ -118,3 +118,20 @@ def test_no_view_scrolls_sideways(page: str, browser: Browser, width: int) -> No
         wide[view] = browser.run("document.documentElement.scrollWidth")
     browser.look(1280, 900)
     assert {view: own for view, own in wide.items() if own > width} == {}
+
+
+def test_the_names_of_columns_have_room_over_an_empty_list_on_a_phone(
+    page: str, browser: Browser
+) -> None:
+    browser.look(400, 900)
+    browser.open(f"{page}/#/requests?tenant=nobody")
+    browser.until("document.querySelector('.list:last-child .empty:not([hidden])')")
+    head = (
+        "[...document.querySelectorAll('.list:last-child th')].filter((each) => each.offsetWidth)"
+    )
+    cut = browser.run(f"{head}.filter((each) => each.scrollWidth > each.clientWidth).length")
+    shown = browser.run(f"{head}.reduce((sum, each) => sum + each.offsetWidth, 0)")
+    browser.look(1280, 900)
+    assert cut == 0
+    # The shown columns have all of the width.
+    assert shown > 340

@@ -117,6 +117,19 @@ async def test_the_oldest_request_comes_first_until_another_order_is_asked_for(
             await pilot.pause()
 
 
+async def test_text_in_the_terminals_colour_never_stands_on_one_of_ours(fleet: FleetApp) -> None:
+    # The terminal's may be black or white.
+    async with fleet.run_test(size=(80, 24)) as pilot:
+        while not shown_ids(fleet):
+            await pilot.pause()
+        table = fleet.query_one("#requests", DataTable)
+        for part in ("header", "cursor", "header-hover", "hover", "header-cursor"):
+            style = table.get_component_rich_style(f"datatable--{part}")
+            has_own_ground = style.bgcolor is not None and not style.bgcolor.is_default
+            has_own_ink = style.color is not None and not style.color.is_default
+            assert has_own_ink or not has_own_ground, part
+
+
 async def test_enter_opens_a_trace_and_q_comes_back_and_then_ends(fleet: FleetApp) -> None:
     async with fleet.run_test(size=(80, 24)) as pilot:
         while not shown_ids(fleet):

@@ -1,6 +1,7 @@
 // Numbers as people read them.
 
 export const count = (value) => Math.round(value).toLocaleString("en");
+export const cost = (value) => (value === null || value === undefined ? "" : value >= 1 ? value.toFixed(2) : value.toLocaleString("en", { maximumSignificantDigits: 2 }));
 export const share = (value) => (value > 0 && value < 0.01 ? "<1 %" : `${Math.round(value * 100)} %`);
 
 export function rate(value) {

@@ -1,7 +1,7 @@
 // The requests that ended, by filter, and those that are open. The filter is part of the address.
 
 import { ask, node, say } from "/dom.js";
-import { clock, count, rate, time } from "/format.js";
+import { clock, cost, count, rate, time } from "/format.js";
 import { openTable } from "/fleet.js";
 import { outcomeColumn, requestColumn, workersText } from "/links.js";
 import { listen } from "/live.js";
@@ -22,8 +22,9 @@ const COLUMNS = [
   { name: "TTFT", number: true, width: "5.2rem", title: "Time to first token", text: (row) => time(row.first_token_s) },
   { name: "tok/s", number: true, wide: 1, width: "4.2rem", title: "Output tokens a second, after the first", text: (row) => rate(row.tokens_per_s) },
   { name: "prompt", number: true, wide: 1, width: "4.6rem", title: "Prompt tokens", text: (row) => number(row.num_prompt_tokens) },
-  { name: "cached", number: true, wide: 2, width: "4.6rem", title: "Prompt tokens that no worker had to compute", text: (row) => number(row.num_cached_tokens) },
+  { name: "cached", number: true, wide: 2, width: "4.6rem", class: "gives-way", title: "Prompt tokens that no worker had to compute", text: (row) => number(row.num_cached_tokens) },
   { name: "output", number: true, wide: 1, width: "4.6rem", title: "Output tokens", text: (row) => number(row.num_output_tokens) },
+  { name: "cost", number: true, wide: 2, width: "6.2rem", class: "priced-only", title: "In the currency of the price list", text: (row) => cost(row.cost) },
   { name: "workers", wide: 1, width: "13rem", title: "The prefill worker and the decode workers, in order", text: (row) => workersText(row) },
 ];
 
@@ -87,6 +88,8 @@ export function requestsView(params) {
       tenant.fill(same(found.tenants), params.get("tenant") ?? "");
       model.fill(same(found.models), params.get("model") ?? "");
       outcome.fill([["failed", "failed"], ...same(found.outcomes)], params.get("outcome") ?? "");
+      // Without a price list nothing has a cost.
+      recent.element.classList.toggle("priced", found.rows.some((row) => cost(row.cost)));
       recent.update(found.rows);
       say(note, found.num_found > found.rows.length ? `newest ${found.rows.length} of ${count(found.num_found)}` : `${found.num_found} found`);
     } catch {

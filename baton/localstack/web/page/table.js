@@ -14,7 +14,7 @@ for (const kind of ["pointermove", "pointerdown", "keydown", "wheel", "touchstar
 }
 
 // columns: {name, text(row), title?, number?, width?, wide?: 1 from 760 px on, 2 from 1000 px on,
-//           make?(row): an element made once, sync?(element, row)}
+//           class?, make?(row): an element made once, sync?(element, row)}
 export class KeyedTable {
   constructor(columns, key, { empty, label, most = 200 }) {
     this.columns = columns;
@@ -24,15 +24,16 @@ export class KeyedTable {
     this.shown = null;
     this.chip = node("button", { class: "chip", type: "button", hidden: true, onclick: () => this.letIn() });
     this.body = node("tbody");
-    this.nothing = node("tr", {}, node("td", { class: "empty", colspan: columns.length }, empty));
+    // No row: a cell over all columns would make room for those that are not shown.
+    this.nothing = node("p", { class: "empty", hidden: true }, empty);
     const heads = columns.map((column) =>
       node("th", { class: this.#classOf(column), scope: "col", title: column.title, style: column.width ? { width: column.width } : {} }, column.name));
     this.element = node("div", { class: "list card" }, this.chip,
-      node("table", { "aria-label": label }, node("thead", {}, node("tr", {}, ...heads)), this.body));
+      node("table", { "aria-label": label }, node("thead", {}, node("tr", {}, ...heads)), this.body), this.nothing);
   }
 
   #classOf(column) {
-    return `${column.number ? "number" : ""} ${["", "wide-only", "widest-only"][column.wide ?? 0]}`.trim();
+    return [column.number && "number", ["", "wide-only", "widest-only"][column.wide ?? 0], column.class].filter(Boolean).join(" ");
   }
 
   get isHeld() {
@@ -79,8 +80,7 @@ export class KeyedTable {
 
   #draw(gone) {
     keyed(this.body, this.shown, this.key, (row) => this.#make(row), (element, row) => this.#sync(element, row, gone));
-    if (this.shown.length) this.nothing.remove();
-    else if (!this.nothing.isConnected) this.body.append(this.nothing);
+    this.nothing.hidden = this.shown.length > 0;
   }
 
   #make(row) {
