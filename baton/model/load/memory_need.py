@@ -79,7 +79,7 @@ def memory_need(
 ) -> MemoryNeed:
     """Estimate what the model takes there with weights of `dtype`.
 
-    On a GPU the weights alone: activations are measured once they are there (`gpu_start.py`).
+    On a GPU the weights alone: activations are measured there (`baton/model/gpu/gpu_start.py`).
     """
     if device.type == "cuda":
         weights = sum(parameter.numel() for parameter in outline.parameters())
