@@ -197,7 +197,7 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "max_model_len", f"{worker.max_model_len:,}"
     yield "max_batch", f"{worker.max_batch}"
     if plan.machines.device.is_gpu:
-        yield "host memory", f"{format_bytes(plan.host_bytes)}: of weights or staging, and 8 GiB"
+        yield "host memory", f"{format_bytes(plan.host_bytes)}: a staging ring, and 8 GiB"
 
 
 def _source(plan: Plan) -> str:

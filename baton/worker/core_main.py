@@ -87,15 +87,15 @@ def build_engine(
 ) -> Engine:
     """Load the model and size the pool. Raises LoadError, NixlMissing and NixlError."""
     device = choose_device(options.device)
-    host_kv_bytes = options.kv_memory or 0 if device.type == "cpu" else 0
     step = LargestStep(options.max_step_tokens, options.max_batch)
     load_options = LoadOptions(
         options.dtype,
         options.block_size,
         options.max_model_len,
-        host_kv_bytes,
+        options.kv_memory or 0,
         step,
         keeps_float16=device.type == "cuda",
+        device=device,
         verifies_weights=options.verify_weights == "on",
         tell=tell,
     )

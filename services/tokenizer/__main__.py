@@ -27,6 +27,7 @@ from services.tokenizer.fair_queue import QueueLimits
 from services.tokenizer.fleet.clients import fetch_files, follow_routers
 from services.tokenizer.fleet.fleet_models import FleetModels
 from services.tokenizer.fleet.model_table import ModelTable
+from services.tokenizer.fleet.tokenizer_trial import try_tokenizer
 from services.tokenizer.model_folder import ModelFolder, UnusableModel, read_model_folder
 from services.tokenizer.render_messages import TemplateLimits, TemplateSetup
 from services.tokenizer.served_model import (
@@ -130,12 +131,14 @@ class _Loader:
 
     def __init__(self, settings: Settings, clock: Clock, run_in_thread: RunInThread) -> None:
         self._settings = settings
+        self._clock = clock
         self._make_renderer = _renderer_maker(settings, clock)
         self._run_in_thread = run_in_thread
 
     async def load(self, folder: ModelFolder) -> ServedModel:
         """Load a model. Raises UnusableModel."""
         syntaxes = self._settings.syntaxes_of(folder.name)
+        await try_tokenizer(folder, self._clock)
         model = await load_model(
             folder, self._make_renderer, self._run_in_thread, os.urandom, syntaxes
         )

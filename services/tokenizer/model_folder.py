@@ -113,7 +113,7 @@ def build_tokenizer(folder: ModelFolder) -> Tokenizer:
     if folder.tokenizer_json is None:
         reason = f"no {TOKENIZER_FILE}, and none can be made from its files"
         raise UnusableModel(f"{folder.where}: {reason}")
-    tokenizer = _parsed(folder.tokenizer_json, folder.where)
+    tokenizer = parse_tokenizer(folder.tokenizer_json, folder.where)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     existing = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
@@ -130,7 +130,7 @@ def build_tokenizer(folder: ModelFolder) -> Tokenizer:
     return tokenizer
 
 
-def _parsed(content: bytes, where: str) -> Tokenizer:
+def parse_tokenizer(content: bytes, where: str) -> Tokenizer:
     """The tokenizer of a file. Some of what a file can say wrong is a panic of the library, whose
     class has no name to import and is no Exception."""
     try:

@@ -48,8 +48,8 @@ def test_an_accelerator_is_a_device_for_each_rank(name: str, resource: str, coun
 
 @pytest.mark.parametrize(
     ("name", "memory", "shared"),
-    # Weights while loading or the staging ring, 8 GiB for processes, and /dev/shm.
-    [("gpu-node", "24Gi", "256Mi"), ("mig", "24Gi", "256Mi"), ("qwen3-32b", "72Gi", "2Gi")],
+    # The staging ring, 8 GiB for processes, and /dev/shm.
+    [("gpu-node", "10Gi", "256Mi"), ("mig", "14Gi", "256Mi"), ("qwen3-32b", "26Gi", "2Gi")],
 )
 def test_host_memory_follows_from_gpus_and_is_the_pods_own(
     name: str, memory: str, shared: str

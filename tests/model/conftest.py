@@ -232,11 +232,21 @@ def greedy_sampling() -> Callable[[int], SamplingParams]:
     return greedy
 
 
+def assert_same_weights(model: torch.nn.Module, expected: torch.nn.Module) -> None:
+    """Bit for bit those that transformers reads without being told of a device."""
+    found = dict(model.named_parameters()) | dict(model.named_buffers())
+    known = dict(expected.named_parameters()) | dict(expected.named_buffers())
+    assert found.keys() == known.keys()
+    for name, tensor in known.items():
+        assert torch.equal(found[name], tensor), name
+
+
 @pytest.fixture(scope="session")
 def load_tiny(model_folder: ModelFolder) -> Callable[..., tuple[LoadedModel, Reference]]:
     """Loads (once) an architecture through the product's own loader, and its reference.
 
-    A runner takes the module over from the one before it; nothing else may be done to it.
+    Its weights are compared once. A runner takes the module over from the one before it; nothing
+    else may be done to it.
     """
     loaded: dict[Path, tuple[LoadedModel, Reference]] = {}
 
@@ -245,6 +255,7 @@ def load_tiny(model_folder: ModelFolder) -> Callable[..., tuple[LoadedModel, Ref
         if folder not in loaded:
             model = load_model(str(folder), LoadOptions(dtype="float32"))
             loaded[folder] = model, _reference_of(folder)
+            assert_same_weights(model.model, loaded[folder][1].model)
         return loaded[folder]
 
     return load

@@ -55,9 +55,9 @@ def test_a_model_is_checked_and_measured_before_it_gets_graphs(model_folder, mon
     pytest.importorskip("triton", reason=needs.TRITON)
     from baton.model.gpu import gpu_start
 
-    loaded = load_model(
-        str(model_folder("qwen3", num_hidden_layers=1)), LoadOptions(dtype="float32")
-    )
+    device = torch.device("cuda" if HAS_GPU else "cpu")
+    options = LoadOptions(dtype="float32", device=device)
+    loaded = load_model(str(model_folder("qwen3", num_hidden_layers=1)), options)
     need = MemoryNeed(7, 8, 9)
     checked = []
 
@@ -66,10 +66,8 @@ def test_a_model_is_checked_and_measured_before_it_gets_graphs(model_folder, mon
         runner.make_pool(1)
 
     monkeypatch.setattr(gpu_start, "check_model", check)
-    monkeypatch.setattr(gpu_start, "_free_bytes", lambda: 9)
-    monkeypatch.setattr(gpu_start, "_measured_need", lambda runner, free_before: need)
+    monkeypatch.setattr(gpu_start, "_measured_need", lambda runner, expected: need)
     step = LargestStep(num_tokens=16, num_rows=2)
-    device = torch.device("cuda" if HAS_GPU else "cpu")
     runner, measured = gpu_start.make_gpu_runner(loaded, step, device, has_graphs=True)
     assert checked == [(loaded, runner)]
     assert runner.captures_graphs
@@ -92,11 +90,13 @@ def test_deterministic_results_are_not_promised_on_a_gpu(model_folder):
 
 @pytest.mark.skipif(not HAS_GPU, reason=needs.GPU)
 def test_on_a_gpu_memory_is_measured_and_graphs_are_captured(model_folder):
-    loaded = load_model(str(model_folder("qwen3")), LoadOptions(dtype="bfloat16"))
+    device = choose_device("auto")
+    options = LoadOptions(dtype="bfloat16", device=device)
+    loaded = load_model(str(model_folder("qwen3")), options)
     step = LargestStep(num_tokens=128, num_rows=4)
     from baton.model.gpu.step_graphs import decode_sizes, token_sizes
 
-    runner, on_gpu = make_runner(loaded, step, choose_device("auto"), has_graphs=True)
+    runner, on_gpu = make_runner(loaded, step, device, has_graphs=True)
     assert on_gpu.memory.weight_bytes > 0
     assert on_gpu.memory.activation_bytes > 0
     runner.bind_pool(memoryview(bytearray(16 * loaded.kv_spec.row_bytes)))

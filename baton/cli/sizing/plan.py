@@ -24,7 +24,8 @@ from baton.wire.kv_spec import KVSpec
 LOAD = 2 / 3
 # Measured between two processes on one machine (docs/benchmarks/handoff.md).
 GRPC_BYTES_PER_S = 0.84e9
-# Beside the staging ring in host memory through which a GPU's blocks are handed over.
+# Beside the staging ring in host memory through which a GPU's blocks are handed over: processes,
+# and the few weights that are on their way to the GPU.
 HOST_BYTES = 8 * 2**30
 _PACE_ROUNDS = 50
 
@@ -108,8 +109,8 @@ class Plan:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of a worker on GPUs: the weights at loading, then the staging ring."""
-        return max(self.worker.weights.num_bytes, self.staging_bytes) + HOST_BYTES
+        """Host memory of a worker on GPUs."""
+        return self.staging_bytes + HOST_BYTES
 
     @property
     def staging_bytes(self) -> int:

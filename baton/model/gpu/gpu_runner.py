@@ -52,12 +52,11 @@ class GpuRunner:
         *,
         is_fused: bool = True,
     ) -> None:
-        """Takes over `loaded.model` and moves it to the device; not `is_fused`: as it is."""
+        """Takes over `loaded.model`, which is on the device; not `is_fused`: as it is."""
         self.kv_spec = loaded.kv_spec
         self.vocab_size = loaded.vocab_size
         self.max_model_len = loaded.max_model_len
         self.eos_token_ids = loaded.eos_token_ids
-        loaded.model.to(device)  # type: ignore[arg-type]
         self._sampler = RowSampler(loaded.eos_token_ids, DEVICE_OPS)
         self._limits, self._device = limits, device
         inputs = StepInputs(limits, loaded.kv_spec.block_size, device)

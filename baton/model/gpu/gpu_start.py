@@ -12,7 +12,7 @@ from baton.model.gpu.gpu_runner import GpuRunner
 from baton.model.gpu.step_inputs import StepLimits
 from baton.model.load.load import LoadedModel
 from baton.model.load.load_error import LoadError, first_line
-from baton.model.load.memory_need import LargestStep, MemoryNeed
+from baton.model.load.memory_need import LargestStep, MemoryNeed, device_free_bytes
 from baton.model.load.self_check import check_model
 
 
@@ -22,10 +22,9 @@ def make_gpu_runner(
     """As `device.make_runner`."""
     max_blocks = loaded.kv_spec.num_blocks_for(loaded.max_model_len)
     limits = StepLimits(step.num_tokens, step.num_rows, max_blocks)
-    free_before = _free_bytes()
     runner = GpuRunner(loaded, limits, device)
     check_model(loaded, runner)
-    loaded = dataclasses.replace(loaded, memory=_measured_need(runner, free_before))
+    loaded = dataclasses.replace(loaded, memory=_measured_need(runner, loaded.memory))
     if has_graphs:
         _enable_graphs(loaded.source.name, runner)
     return runner, loaded
@@ -42,16 +41,12 @@ def _enable_graphs(name: str, runner: GpuRunner) -> None:
     runner.captures_graphs = True
 
 
-def _measured_need(runner: GpuRunner, free_before: int) -> MemoryNeed:
-    """The memory of a model that is on the GPU; `free_before` was free without it."""
-    weight_bytes = free_before - _free_bytes()
+def _measured_need(runner: GpuRunner, expected: MemoryNeed) -> MemoryNeed:
+    """The memory of a model that is on the GPU; what was free before is in `expected`."""
+    free_before = expected.free_bytes
+    assert free_before is not None, "a GPU tells its free memory"
+    weight_bytes = free_before - device_free_bytes()
     torch.cuda.reset_peak_memory_stats()
     kept = torch.cuda.memory_allocated()
     runner.run_largest_step()
     return MemoryNeed(weight_bytes, torch.cuda.max_memory_allocated() - kept, free_before)
-
-
-def _free_bytes() -> int:
-    """The free memory of the GPU, with that which torch has cached and does not use."""
-    torch.cuda.empty_cache()
-    return int(torch.cuda.mem_get_info()[0])

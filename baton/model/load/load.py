@@ -1,7 +1,8 @@
 """From a model's name to a module that is ready to serve, or one line that says why not.
 
 Runs transformers' own model classes; no code from a model's folder is ever executed, and weights
-come from safetensors alone. What cannot be served is refused (`refusal.py`, `probe.py`).
+come from safetensors alone. They are read where the model will run: a weight of a GPU's model is in
+host memory only while it is copied. What cannot be served is refused (`refusal.py`, `probe.py`).
 """
 
 import json
@@ -15,6 +16,7 @@ from torch import nn
 
 from baton.model.load.load_error import LoadError, first_line, one_line_errors
 from baton.model.load.memory_need import (
+    CPU,
     LargestStep,
     MemoryNeed,
     make_outline,
@@ -54,6 +56,7 @@ class LoadOptions:
     kv_bytes: int = 0
     largest_step: LargestStep = field(default_factory=LargestStep)
     keeps_float16: bool = False  # the device is as fast in float16 as in bfloat16
+    device: torch.device = CPU  # that the weights are read to
     verifies_weights: bool = False
     tell: Tell = untold
 
@@ -95,13 +98,16 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
     dtype = choose_dtype(options, config)
     max_model_len = choose_max_model_len(source.name, config, options.max_model_len)
     outline = make_outline(source.name, model_class, config)
-    memory = memory_need(outline, dtype, options.largest_step)
+    memory = memory_need(outline, dtype, options.largest_step, options.device)
     del outline
     memory.check(source.name, options.kv_bytes)
     with one_line_errors(source.name):
-        arguments = reading_arguments(method, config)
+        # transformers reads one weight after the other and copies it to the device of its module.
+        placed = {"dtype": dtype, "device_map": {"": str(options.device)}}
+        arguments = placed | reading_arguments(method, config)
         with told_weights(options.tell):
-            model = _read_model(source, model_class, dtype, arguments, has_head=has_head)
+            model, report = _read_model(source, model_class, arguments)
+        _check_weights(source.name, model, report, has_head=has_head, is_whole=method is None)
         options.tell(LoadStage("check of its attention"))
         if method is not None:
             make_whole(model, method, dtype)
@@ -189,28 +195,35 @@ def _model_class(name: str, config: PretrainedConfig) -> type[PreTrainedModel]:
 
 
 def _read_model(
-    source: ModelSource,
-    model_class: type[PreTrainedModel],
-    dtype: torch.dtype,
-    arguments: dict[str, Any],
-    *,
-    has_head: bool,
-) -> PreTrainedModel:
-    """The model with its weights; without `has_head` its output layer may lack them."""
+    source: ModelSource, model_class: type[PreTrainedModel], arguments: dict[str, Any]
+) -> tuple[PreTrainedModel, dict[str, set[Any]]]:
+    """The model with its weights, and the names of those that do not fit, by problem."""
     loaded: Any = model_class.from_pretrained(
         source.folder,
         attn_implementation=PAGED,
-        dtype=dtype,
         use_safetensors=True,
         trust_remote_code=False,
         local_files_only=True,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are in the report, and refused below
+        ignore_mismatched_sizes=True,  # they are in the report, and refused then
         **arguments,
     )
     model, report = loaded
+    model.eval().requires_grad_(False)
+    return model, report
+
+
+def _check_weights(
+    name: str,
+    model: PreTrainedModel,
+    report: dict[str, set[Any]],
+    *,
+    has_head: bool,
+    is_whole: bool,
+) -> None:
+    """Raises LoadError unless all fit; without `has_head` the output layer may lack its own."""
     problems = ["missing_keys", "mismatched_keys", "error_msgs"]
-    if arguments:  # quantised: scales that nothing was multiplied with
+    if not is_whole:  # quantised: scales that nothing was multiplied with
         problems.append("unexpected_keys")
     if not has_head:
         report["missing_keys"] = _beyond_head(model, report["missing_keys"])
@@ -218,11 +231,9 @@ def _read_model(
         if report[problem]:
             first = sorted(map(str, report[problem]))[0]
             raise LoadError(
-                f"model {source.name}: weights do not fit {model_class.__name__}: "
+                f"model {name}: weights do not fit {type(model).__name__}: "
                 f"{len(report[problem])} {problem}, such as {first}"
             )
-    model.eval().requires_grad_(False)
-    return model  # type: ignore[no-any-return]
 
 
 def _beyond_head(model: PreTrainedModel, missing: Iterable[str]) -> set[str]:

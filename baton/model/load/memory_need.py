@@ -15,6 +15,7 @@ from baton.model.load.load_error import LoadError, one_line_errors
 from baton.model.transformers_api import PretrainedConfig, PreTrainedModel
 from baton.system.byte_size import format_bytes
 
+CPU = torch.device("cpu")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 # Alive at once for each token of a step, in float32: outputs of the widest layer (gate, up and
@@ -56,7 +57,9 @@ class MemoryNeed:
             "the KV cache": pool_bytes,
             "activations": self.activation_bytes,
         }
-        listed = ", ".join(f"{format_bytes(size)} for {what}" for what, size in parts.items())
+        listed = ", ".join(
+            f"{format_bytes(size)} for {what}" for what, size in parts.items() if size
+        )
         raise LoadError(
             f"model {name}: needs {format_bytes(needed)} of memory ({listed}), "
             f"{format_bytes(self.free_bytes)} are free"
@@ -71,8 +74,16 @@ def make_outline(
         return model_class(config)
 
 
-def memory_need(outline: PreTrainedModel, dtype: torch.dtype, step: LargestStep) -> MemoryNeed:
-    """Estimate what the model takes here with weights of `dtype`."""
+def memory_need(
+    outline: PreTrainedModel, dtype: torch.dtype, step: LargestStep, device: torch.device = CPU
+) -> MemoryNeed:
+    """Estimate what the model takes there with weights of `dtype`.
+
+    On a GPU the weights alone: activations are measured there (`baton/model/gpu/gpu_start.py`).
+    """
+    if device.type == "cuda":
+        weights = sum(parameter.numel() for parameter in outline.parameters())
+        return MemoryNeed(weights * dtype.itemsize, 0, device_free_bytes())
     weight_bytes = _num_weights(outline) * dtype.itemsize
     return MemoryNeed(weight_bytes, _activation_bytes(outline, step), free_bytes())
 
@@ -102,6 +113,12 @@ def _activation_bytes(model: PreTrainedModel, step: LargestStep) -> int:
     num_values = _WIDE_COPIES * widest + _HIDDEN_COPIES * hidden_size
     logits_bytes = step.num_rows * vocab_size * _LOGITS_COPIES * 4
     return step.num_tokens * num_values * 4 + logits_bytes + _SCRATCH_BYTES
+
+
+def device_free_bytes() -> int:
+    """The free memory of the GPU, with that which torch has cached and does not use."""
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info()[0])
 
 
 def free_bytes() -> int | None:

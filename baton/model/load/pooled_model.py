@@ -57,7 +57,7 @@ def give_states(name: str, model: PreTrainedModel) -> None:
     base: Any = model.base_model
     chosen = model.config._attn_implementation
     model.set_attn_implementation("eager")
-    tokens = torch.arange(_TOKENS)[None] % embeddings.num_embeddings
+    tokens = torch.arange(_TOKENS, device=weight.device)[None] % embeddings.num_embeddings
     states = base(input_ids=tokens, use_cache=False).last_hidden_state
     given = model(input_ids=tokens, use_cache=False).logits
     model.set_attn_implementation(chosen)

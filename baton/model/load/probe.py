@@ -39,14 +39,14 @@ class ProbedModel:
 class _Recorder:
     """Stands in for attention and mask building during the dry run."""
 
-    positions: torch.Tensor  # [_GRID] ascending
+    positions: torch.Tensor  # [_GRID] ascending, where the model is if it has values
     modules: dict[int, nn.Module] = field(default_factory=dict)
     shapes: dict[int, tuple[int, int, int, str]] = field(default_factory=dict)
     forms: dict[int, AttentionForm] = field(default_factory=dict)
 
     def build_mask(self, *_: Any, mask_function: _MaskFunction, **__: Any) -> torch.Tensor:
         """The mask over the grid instead of over this run's tokens, `[1, 1, _GRID, _GRID]`."""
-        zero = torch.zeros((), dtype=torch.int64)
+        zero = torch.zeros_like(self.positions[0])
         seen = mask_function(zero, zero, self.positions[:, None], self.positions[None])
         return seen.expand(_GRID, _GRID)[None, None]
 
@@ -104,7 +104,11 @@ def probe_model(
     model: PreTrainedModel, vocab_size: int, max_model_len: int, block_size: int
 ) -> ProbedModel:
     """Dry-run `model` and lay out its cache. Raises LoadError; the message names the layer."""
-    recorder = _Recorder(_grid_positions(max_model_len))
+    # Without weights no values: with a mask transformers does not look at positions for several
+    # sequences in one.
+    is_outline = model.device.type == "meta"
+    positions = _grid_positions(max_model_len)
+    recorder = _Recorder(positions if is_outline else positions.to(model.device))
     # The registries are global: the entries of an earlier probe are replaced.
     AttentionInterface.register(_PROBE, recorder.attend)
     AttentionMaskInterface.register(_PROBE, recorder.build_mask)
@@ -112,9 +116,6 @@ def probe_model(
     model.set_attn_implementation(_PROBE)
     tokens = torch.arange(_GRID, device=model.device)[None]
     last = torch.tensor([_GRID - 1], device=model.device)
-    # Without weights no values: with a mask transformers does not look at positions for several
-    # sequences in one.
-    is_outline = model.device.type == "meta"
     arguments = {"attention_mask": torch.ones_like(tokens)} if is_outline else {}
     output = model(
         input_ids=tokens % vocab_size,

@@ -23,12 +23,12 @@ class QuantMethod(NamedTuple):
 
 
 SERVED_METHODS = {
-    "fp8": QuantMethod(("accelerate",)),
+    "fp8": QuantMethod(),
     "mxfp4": QuantMethod(),
     "compressed-tensors": QuantMethod(
         ("compressed_tensors",), ("float-quantized", "int-quantized", "pack-quantized")
     ),
-    "bitsandbytes": QuantMethod(("accelerate", "bitsandbytes")),
+    "bitsandbytes": QuantMethod(("bitsandbytes",)),
 }
 DECODED_WHILE_READ = {"fp8", "mxfp4", "compressed-tensors"}
 _WHY_REFUSED = dict.fromkeys(UNDECODED_METHODS, ": gptqmodel, which decodes it, is not supported")
@@ -62,10 +62,8 @@ def quant_method(name: str, config: dict[str, Any]) -> str | None:
 
 def reading_arguments(method: str | None, config: PretrainedConfig) -> dict[str, Any]:
     """Arguments of `from_pretrained` that make it decode where it can. May change `config`."""
-    if method is None:
-        return {}
     if method not in DECODED_WHILE_READ:
-        return {"device_map": {"": "cpu"}}
+        return {}
     # In the model's own configuration: as an argument of its own it would cause a warning.
     config.quantization_config["dequantize"] = True
     return {"config": config}

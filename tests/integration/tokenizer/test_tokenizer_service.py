@@ -205,6 +205,22 @@ async def test_hostile_template_is_refused_at_start_by_name(tmp_path: Path):
     assert str(folder) in stderr.decode()
 
 
+async def test_a_file_on_which_the_library_aborts_is_refused_by_name(tmp_path: Path):
+    folder = build_tokenizer_folder(tmp_path / "model")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    # Of the second part of each merge the library cuts as many bytes as the prefix has.
+    vocab = {"a": 0, "é": 1, "aé": 2}
+    model = {"vocab": vocab, "merges": [["a", "é"]], "continuing_subword_prefix": "#"}
+    path.write_text(json.dumps(content | {"model": {"type": "BPE"} | model, "added_tokens": []}))
+    process = await start_process(f"evil={folder}")
+    _, stderr = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+    assert process.returncode == 2, "the process died of it"
+    last = stderr.decode().strip().rpartition("\n")[2]
+    assert last.startswith(f"{folder}: tokenizer.json: a process that reads it dies")
+    assert f"ended with code -{signal.SIGABRT.value}" in last
+
+
 async def test_unknown_setting_ends_the_process_with_its_name(tmp_path: Path):
     process = await start_process(str(tmp_path), thread="4")
     _, stderr = await process.communicate()

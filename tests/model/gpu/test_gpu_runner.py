@@ -27,10 +27,11 @@ SMALL = {"num_hidden_layers": 1}
 
 @pytest.fixture
 def load(model_folder):
-    """A model of its own for each test: the runner moves it to the device."""
+    """A model of its own for each test: the runner takes it over."""
 
     def load(name, **changes):
-        loaded = load_model(str(model_folder(name, **changes)), LoadOptions(dtype="float32"))
+        options = LoadOptions(dtype="float32", device=DEVICE)
+        loaded = load_model(str(model_folder(name, **changes)), options)
         return loaded, GpuRunner(loaded, LIMITS, DEVICE)
 
     return load

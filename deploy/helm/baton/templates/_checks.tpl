@@ -189,7 +189,7 @@ memory, which is pinned, must be there whole. */}}
 {{- end }}
 {{- $host := divf (include "baton.bytes" $limits.memory | float64) 1073741824.0 }}
 {{- if gt (.pool.hostMemoryGiB | default 0 | float64) $host }}
-{{- fail (printf "%s: weights while loading or the staging ring, /dev/shm and processes need %v GiB of host memory, but resources.limits.memory is %.1f GiB" .where .pool.hostMemoryGiB $host) }}
+{{- fail (printf "%s: the staging ring, /dev/shm and processes need %v GiB of host memory, but resources.limits.memory is %.1f GiB" .where .pool.hostMemoryGiB $host) }}
 {{- end }}
 {{- else }}
 {{- $has := divf (include "baton.bytes" $limits.memory | float64) 1073741824.0 }}

@@ -57,8 +57,9 @@ What follows from a pool's devices, filled into the pool: (dict "pool" $pool "mo
 {{- end }}
 
 {{/*
-CPUs and memory that the values leave out. A worker on CPUs holds weights and KV pool. One on GPUs holds the weights while it
-loads, then a staging ring through which blocks are handed over, and 8 GiB for its processes; /dev/shm is memory of the pod, too.
+CPUs and memory that the values leave out. A worker on CPUs holds weights and KV pool. One on GPUs holds a staging ring through
+which blocks are handed over, and 8 GiB for its processes and for the weights that are on their way to the GPU, one after the
+other; /dev/shm is memory of the pod, too.
 */}}
 {{- define "baton.pool.resources" -}}
 {{- $pool := .pool }}
@@ -116,6 +117,6 @@ is told how large its ring is, so that it takes no more than was counted. */}}
 {{- $shm := divf (include "baton.bytes" (.pool.sharedMemory | default "0") | float64) 1073741824.0 }}
 {{- $staging := include "baton.pool.staging" (dict "pool" .pool "kv" $kv) | float64 }}
 {{- $_ := set .pool.settings "staging_memory" (printf "%.0fMiB" (mulf 1024 $staging | floor)) }}
-{{- addf 8 (maxf $weights $staging) $shm | ceil }}
+{{- addf 8 $staging $shm | ceil }}
 {{- end }}
 {{- end }}
