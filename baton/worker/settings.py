@@ -41,6 +41,9 @@ class Settings:
     # Whether each rank has some of a mixture's experts whole, not a part of each of them.
     expert_parallel: Literal["on", "off"] = "off"
 
+    # Whether vLLM's build for GPUs is started, although nothing of it was ever run on one.
+    unproven: Literal["on", "off"] = "off"
+
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # auto = the GPU where there is one.
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -181,6 +184,7 @@ class Settings:
             "--speculation-tokens": self.speculation_tokens,
             "--tensor-parallel": self.tensor_parallel if self.tensor_parallel > 1 else None,
             "--expert-parallel": "on" if self.expert_parallel == "on" else None,
+            "--unproven": "on" if self.unproven == "on" and self.engine == "vllm" else None,
             "--adapter-slots": None if self.adapters is None else self.adapter_slots,
             "--adapter-rank": None if self.adapters is None else self.adapter_rank,
             "--nixl-agent": self.identity() if "nixl" in self.handoff().names else "",
