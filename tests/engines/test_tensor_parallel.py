@@ -65,10 +65,10 @@ def handed_over(source: DrivenCore, target: DrivenCore, **options: float) -> lis
     return [first, *target.tokens[seq_id]]
 
 
-def has_pool_open(pid: int) -> bool:
-    """The process has the descriptor of a pool, not only its memory."""
+def has_inherited(pid: int) -> bool:
+    """The process has its core's progress page, which only a fork of the core has."""
     links = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
-    return any(link.startswith("/memfd:") for link in links)
+    return any(link.startswith("/memfd:baton-progress") for link in links)
 
 
 def test_spawned_ranks_hand_over_and_end_with_their_core(cores: dict[int, DrivenCore]) -> None:
@@ -76,7 +76,7 @@ def test_spawned_ranks_hand_over_and_end_with_their_core(cores: dict[int, Driven
     spawned = DrivenCore(spec, core_words("vllm", 2))
     ranks = ranks_of(spawned.client)
     assert len(ranks) == 2
-    assert not any(has_pool_open(rank.pid) for rank in ranks), "they have inherited nothing"
+    assert not any(has_inherited(rank.pid) for rank in ranks), "they have inherited nothing"
     whole = cores[1].answer(PROMPT, **SAMPLED)
     assert handed_over(spawned, cores[1], **SAMPLED) == whole
     assert handed_over(cores[1], spawned, **SAMPLED) == whole
