@@ -44,6 +44,9 @@ class Settings:
     # Whether each rank has some of a mixture's experts whole, not a part of each of them.
     expert_parallel: Literal["on", "off"] = "off"
 
+    # Whether vLLM's build for GPUs is started, although nothing of it was ever run on one.
+    unproven: Literal["on", "off"] = "off"
+
     # Type of the weights and of the computation; auto = the checkpoint's where the device is made
     # for it, else float32.
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -190,6 +193,7 @@ class Settings:
             "--speculation-tokens": self.speculation_tokens,
             "--tensor-parallel": self.tensor_parallel if self.tensor_parallel > 1 else None,
             "--expert-parallel": "on" if self.expert_parallel == "on" else None,
+            "--unproven": "on" if self.unproven == "on" and self.engine == "vllm" else None,
             "--adapter-slots": None if self.adapters is None else self.adapter_slots,
             "--adapter-rank": None if self.adapters is None else self.adapter_rank,
             "--nixl-agent": self.identity() if "nixl" in self.handoff().names else "",

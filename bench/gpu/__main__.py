@@ -33,7 +33,7 @@ from bench.gpu.gpu_handoff import main as handoff_main
 from bench.gpu.gpu_machine import Rates, Stopwatch, machine_table, measure_rates
 from bench.gpu.gpu_report import Table, render, write_run
 from bench.gpu.gpu_sampling import SamplingPlan, measure_sampling
-from bench.gpu.gpu_staging import measure_staging
+from bench.gpu.gpu_staging import measure_staging, measure_vllm_staging
 from bench.gpu.gpu_steps import (
     check_invariance,
     check_ways,
@@ -119,7 +119,9 @@ def all_parts(device: torch.device, *, is_dry: bool) -> Iterator[_Part]:
     yield "attention decode", lambda: [measure_decode(watch, attention, rates)]
     yield "attention prefill", lambda: [measure_prefill(watch, attention, rates)]
     sampled = SamplingPlan(512, (1, 2), 1) if is_dry else SamplingPlan()
-    yield "staging", lambda: [measure_staging(watch, *((2, 3) if is_dry else (32, 96)))]
+    staged = (2, 3) if is_dry else (32, 96)
+    yield "staging", lambda: [measure_staging(watch, *staged)]
+    yield "vllm staging", lambda: [measure_vllm_staging(watch, *staged)]
     yield "sampling", lambda: [measure_sampling(watch, sampled, rates)]
     subjects = {name: cache(partial(Subject, name, steps, device)) for name in steps.models}
     for name in steps.models:

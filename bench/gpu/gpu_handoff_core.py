@@ -32,7 +32,7 @@ class OwnPoolRunner(TorchRunner):
 
     def bind_ring(self, ring: memoryview, num_blocks: int) -> None:
         self.bind_pool(np.zeros(num_blocks * self.kv_spec.row_bytes, np.uint8).data)
-        self._staging = BlockStaging(self._pool, ring, side_stream(torch.device("cpu")))
+        self._staging = BlockStaging.of_pool(self._pool, ring, side_stream(torch.device("cpu")))
 
     def device_pages(self, ring_bytes: int) -> DevicePages:
         return DevicePages(self._pool, ring_bytes)

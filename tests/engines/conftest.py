@@ -16,6 +16,9 @@ from tools.engine_table import ENGINE
 
 MODEL = Path(baton.demo_model.__file__).parent
 VLLM_PYTHON = os.environ.get("BATON_VLLM_PYTHON", "")
+# vLLM's build for GPUs is under test, as `python -m bench gpu --engine vllm` does.
+IS_UNPROVEN = os.environ.get("BATON_WORKER_UNPROVEN") == "on"
+FIRST_GPU, SECOND_GPU = Path("/dev/nvidia0"), Path("/dev/nvidia1")
 # A stack whose workers import vLLM, on a busy machine.
 VLLM_START_TIMEOUT_S = 800
 ENGINES = {"baton": EngineSpec("baton.worker.core_main")}
@@ -32,10 +35,11 @@ else:
         "test_adapters.py",
         "test_ranks_stack.py",
         "connectors",
+        "devices",
     ]
 OPTIONS = {
     "--model": str(MODEL),
-    "--dtype": "float32",
+    "--dtype": os.environ.get("BATON_TEST_DTYPE", "float32"),
     "--threads": "1",
     "--kv-memory": "20MiB",
     "--block-size": "32",
@@ -43,12 +47,18 @@ OPTIONS = {
     "--max-model-len": "640",
 }
 NUM_ADAPTER_SLOTS = 2
-OWN_OPTIONS = {"vllm": {"--adapter-slots": str(NUM_ADAPTER_SLOTS), "--adapter-rank": "8"}}
+OWN_OPTIONS = {
+    "vllm": {
+        "--adapter-slots": str(NUM_ADAPTER_SLOTS),
+        "--adapter-rank": "8",
+        "--unproven": "on" if IS_UNPROVEN else "off",
+    }
+}
 
 
 # By name: an engine, and how many ranks of it compute.
 CORES = {engine: (engine, 1) for engine in ENGINES}
-if VLLM_PYTHON:
+if VLLM_PYTHON and (not IS_UNPROVEN or SECOND_GPU.exists()):
     CORES["vllm-on-2-ranks"] = ("vllm", 2)
 
 

@@ -47,8 +47,12 @@ def cores() -> Iterator[dict[int, DrivenCore]]:
 def test_blocks_go_from_any_number_of_ranks_to_any_other(
     cores: dict[int, DrivenCore], prefill: int, decode: int, options: dict[str, float]
 ) -> None:
-    source, target = cores[prefill], cores[decode]
     whole = cores[1].answer(PROMPT, **options)
+    assert handed_over(cores[prefill], cores[decode], **options) == whole
+
+
+def handed_over(source: DrivenCore, target: DrivenCore, **options: float) -> list[int]:
+    """The answer to a prompt that one core prefills and the other one decodes."""
     held, first = source.prefill(PROMPT, **options)
     # Another tenant's: nothing of the prompt is cached there.
     seq_id = target.add(PROMPT, kind="remote", cache_key=os.urandom(32), **options)
@@ -57,8 +61,28 @@ def test_blocks_go_from_any_number_of_ranks_to_any_other(
     target.copy_blocks(source, held, seq_id)
     target.send(Start(seq_id, first, ()))
     target.until(lambda: seq_id in target.finished)
-    assert [first, *target.tokens[seq_id]] == whole
     source.release(held)
+    return [first, *target.tokens[seq_id]]
+
+
+def has_inherited(pid: int) -> bool:
+    """The process has its core's progress page, which only a fork of the core has."""
+    links = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+    return any(link.startswith("/memfd:baton-progress") for link in links)
+
+
+def test_spawned_ranks_hand_over_and_end_with_their_core(cores: dict[int, DrivenCore]) -> None:
+    spec = replace(ENGINES["vllm"], env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"})
+    spawned = DrivenCore(spec, core_words("vllm", 2))
+    ranks = ranks_of(spawned.client)
+    assert len(ranks) == 2
+    assert not any(has_inherited(rank.pid) for rank in ranks), "they have inherited nothing"
+    whole = cores[1].answer(PROMPT, **SAMPLED)
+    assert handed_over(spawned, cores[1], **SAMPLED) == whole
+    assert handed_over(cores[1], spawned, **SAMPLED) == whole
+    os.kill(spawned.client.pid, signal.SIGKILL)
+    asyncio.run(until_gone(ranks))
+    spawned.close()
 
 
 def test_workers_with_any_number_of_ranks_have_blocks_of_one_form(

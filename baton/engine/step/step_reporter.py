@@ -1,54 +1,17 @@
 """Reports to the front: all that has happened since the last report, and the load."""
 
-from collections import deque
-
 from baton.engine.protocol.messages import EngineLoad, StepEvents
 from baton.engine.protocol.runner import Runner, StagingRunner
 from baton.engine.step.engine_state import EngineState
+from baton.engine.step.report_queue import ReportQueue
 from baton.engine.step.step_timer import StepTimer
-
-POLL_INTERVAL_S = 0.0005
-
-
-class ReportQueue:
-    """Reports that wait until the blocks they name are where the front reads them.
-
-    One rule: reports leave in order, and each only when every copy out of the device that was begun
-    before it has ended. So progress is never reported too early, and nothing is still being copied
-    into a row that was leased again. Without such copies nothing waits. A runner's slots bound its
-    copies, and so the queue.
-    """
-
-    def __init__(self, runner: Runner) -> None:
-        self._copies = runner if isinstance(runner, StagingRunner) else None
-        # Each with the number of copies that must have ended.
-        self._waiting: deque[tuple[int, StepEvents]] = deque()
-
-    def put(self, events: StepEvents) -> None:
-        """The next report."""
-        self._waiting.append((self._copies.num_copies_begun if self._copies else 0, events))
-
-    def take(self) -> StepEvents | None:
-        """The oldest report, if it may leave."""
-        if not self._waiting:
-            return None
-        num_awaited, events = self._waiting[0]
-        if self._copies is not None and self._copies.poll_copies() < num_awaited:
-            return None
-        self._waiting.popleft()
-        return events
-
-    @property
-    def next_poll_s(self) -> float | None:
-        """In how many seconds `take` could bring something; None = not before the next report."""
-        return POLL_INTERVAL_S if self._waiting else None
 
 
 class StepReporter:
     """Makes one engine's reports; they leave in order, through the `queue`."""
 
     def __init__(self, state: EngineState, timer: StepTimer, runner: Runner) -> None:
-        self.queue = ReportQueue(runner)
+        self.queue = ReportQueue(runner if isinstance(runner, StagingRunner) else None)
         self._state = state
         self._timer = timer
 

@@ -11,14 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from baton.engine.grammar.states import GrammarStates
 from baton.engine.process.core import CoreLink, serve
+from baton.engine.protocol.messages import EngineInfo
 from baton.system.byte_size import parse_bytes
 from baton.system.cores import num_available_cores
 from baton.system.crash_trace import leave_stack
+from baton.wire.fingerprint import FileDigests, fingerprint_of
 
 # One exact version: parts of vLLM that are not its public interface are used here.
 VLLM_VERSION = "0.32.0"
 EXIT_CANNOT_SERVE = 3
+_UNPROVEN = "engine vllm on a GPU: UNPROVEN, this path has never run on one (docs/engines.md)"
 
 
 class CannotServe(Exception):
@@ -51,23 +55,33 @@ def _line_of(error: Exception) -> str:
 
 def check(options: argparse.Namespace) -> None:
     """Raises CannotServe for an option that is not served here, or another vLLM."""
-    asked = {
-        "deterministic": options.deterministic == "on",
-        "device": options.device == "cuda",
-    }
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise CannotServe(f"{name}: not served by the engine vllm {VLLM_VERSION}")
+    if options.deterministic == "on":
+        raise CannotServe(f"deterministic: not served by the engine vllm {VLLM_VERSION}")
     try:
         from vllm.version import __version__ as installed
     except ImportError as error:
         raise CannotServe(f"engine vllm: {sys.executable} has no vLLM: {error}") from None
     if installed.partition("+")[0] != VLLM_VERSION:
         raise CannotServe(f"engine vllm: {VLLM_VERSION} is needed, {installed} is installed")
+    _check_device(options)
+
+
+def _check_device(options: argparse.Namespace) -> None:
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
-        raise CannotServe("engine vllm: only vLLM's build for CPUs is served here")
+    build = str(current_platform.device_type)
+    if options.device not in ("auto", build):
+        raise CannotServe(f"device {options.device}: this vLLM was built for {build}")
+    if current_platform.is_cpu():
+        return
+    if not current_platform.is_cuda():
+        raise CannotServe(f"engine vllm: only vLLM's builds for CPUs are served, not for {build}")
+    if options.unproven != "on":
+        raise CannotServe(
+            "engine vllm: only vLLM's build for CPUs is served, for no other was ever run here; "
+            "BATON_WORKER_UNPROVEN=on starts this one all the same"
+        )
+    print(_UNPROVEN, file=sys.stderr, flush=True)
 
 
 def _set_environment(options: argparse.Namespace) -> None:
@@ -87,42 +101,69 @@ def _set_environment(options: argparse.Namespace) -> None:
 
 def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     """Load the model."""
-    from vllm.v1.engine.core import EngineCore
-
-    from baton.engine.kv.handoff_rows import num_ring_rows
-    from baton.engine.protocol.messages import EngineInfo
     from baton.engines.vllm.adapters import prepare
-    from baton.engines.vllm.admission import UNSUPPORTED
     from baton.engines.vllm.engine import VllmEngine, VllmParts
-    from baton.engines.vllm.model_facts import end_token_ids, grammar_states, kv_spec_of
+    from baton.engines.vllm.model_facts import end_token_ids, grammar_states
     from baton.engines.vllm.pace import StepPace
-    from baton.engines.vllm.ranks.executors import OneRank, SeveralRanks, on_fork
     from baton.model.load.tokenizer_file import tokenizer_of
     from baton.system.clock import SystemClock
-    from baton.wire.fingerprint import fingerprint_of
 
     folder = _model_folder(options.model)
+    core = _load(options, link)
+    digests, tokenizer_file = tokenizer_of(folder, is_verified=options.verify_weights == "on")
+    model = core.vllm_config.model_config
+    end_ids = end_token_ids(model)
+    grammars = grammar_states(tokenizer_file, model.get_vocab_size(), end_ids)
+    info = _describe(options, core, digests, grammars)
+    if options.adapter_slots:
+        prepare(core)
+    pace = StepPace(options.max_step_tokens, options.max_step_ms / 1000 or None)
+    parts = VllmParts(core, link.pool_fd, grammars, options.speculation_tokens)
+    return VllmEngine(parts, info, pace, SystemClock())
+
+
+def _load(options: argparse.Namespace, link: CoreLink) -> Any:
+    """vLLM's EngineCore, with its ranks. Raises CannotServe, ValueError."""
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.core import EngineCore
+
+    from baton.engines.vllm.ranks.executors import OneRank, SeveralRanks, on_fork
+    from baton.engines.vllm.ranks.rank_main import START_METHOD
+
+    is_cpu = current_platform.is_cpu()
+    start_method = os.environ.get(START_METHOD) or ("fork" if is_cpu else "spawn")
     config = _engine_config(options)
-    if options.expert_parallel == "on":
-        _divide_experts(config.model_config.quantization)
+    os.environ[START_METHOD] = start_method  # vLLM has set it, on CPUs to spawn
+    if options.expert_parallel == "on" and is_cpu:
+        _check_experts(config.model_config.quantization)
     on_fork(link.leave)
     executor = OneRank if options.tensor_parallel == 1 else SeveralRanks
     core = EngineCore(config, executor, log_stats=True)
     if options.speculation_tokens:
         core.model_executor.check_drafts()
     leave_stack()  # again: a library of vLLM's (tvm_ffi) reports a crash first, for seconds
-    name = f"vllm {VLLM_VERSION}"
-    num_heads = config.model_config.get_total_num_kv_heads()
-    kv_spec = kv_spec_of(core.scheduler.kv_cache_config, num_heads, name)
+    return core
+
+
+def _describe(
+    options: argparse.Namespace, core: Any, digests: FileDigests, grammars: GrammarStates | None
+) -> EngineInfo:
+    """What the front is told of the model that was loaded."""
+    from vllm.platforms import current_platform
+
+    from baton.engine.kv.handoff_rows import num_ring_rows
+    from baton.engines.vllm.admission import UNSUPPORTED
+    from baton.engines.vllm.model_facts import end_token_ids, kv_spec_of, page_order_of
+
+    name, folder = f"vllm {VLLM_VERSION}", _model_folder(options.model)
+    model, cache = core.vllm_config.model_config, core.vllm_config.cache_config
+    caches = core.scheduler.kv_cache_config
+    order = page_order_of(caches, cache.cache_dtype, is_cpu=current_platform.is_cpu())
+    kv_spec = kv_spec_of(caches, model.get_total_num_kv_heads(), name, order)
     # One block of vLLM's, the first, is never given to a sequence.
     num_blocks = core.scheduler.cache_config.num_gpu_blocks - 1
-    vocab_size = config.model_config.get_vocab_size()
-    end_ids = end_token_ids(config.model_config)
-    max_model_len = min(config.model_config.max_model_len, num_blocks * kv_spec.block_size)
-    num_rows = num_ring_rows(kv_spec, num_blocks, max_model_len, options.staging_memory)
-    digests, tokenizer_file = tokenizer_of(folder, is_verified=options.verify_weights == "on")
-    grammars = grammar_states(tokenizer_file, vocab_size, end_ids)
-    info = EngineInfo(
+    max_model_len = min(model.max_model_len, num_blocks * kv_spec.block_size)
+    return EngineInfo(
         model_fp=fingerprint_of(digests),
         model_name=options.model_name or folder.resolve().name,
         model_revision="local",
@@ -130,21 +171,16 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         max_num_seqs=options.max_batch,
-        vocab_size=vocab_size,
-        eos_token_ids=end_ids,
+        vocab_size=model.get_vocab_size(),
+        eos_token_ids=end_token_ids(model),
         tokenizer_file=None if grammars is None else str(grammars.compiler.tokenizer_file),
         engine=name,
         unsupported=list(UNSUPPORTED),
         num_adapter_slots=options.adapter_slots,
-        num_rows=num_rows,
+        num_rows=num_ring_rows(kv_spec, num_blocks, max_model_len, options.staging_memory),
         model_folder=str(folder),
         file_digests=digests,
     )
-    if options.adapter_slots:
-        prepare(core)
-    pace = StepPace(options.max_step_tokens, options.max_step_ms / 1000 or None)
-    parts = VllmParts(core, link.pool_fd, grammars, options.speculation_tokens)
-    return VllmEngine(parts, info, pace, SystemClock())
 
 
 def _model_folder(name: str) -> Path:
@@ -155,24 +191,24 @@ def _model_folder(name: str) -> Path:
     return folder
 
 
-def _divide_experts(quantization: str | None) -> None:
-    """Raises CannotServe for weights whose kernels take no part of the experts."""
-    from baton.engines.vllm.ranks.experts import divide_experts
-
+def _check_experts(quantization: str | None) -> None:
+    """Raises CannotServe for weights whose kernels for CPUs take no part of the experts."""
     if quantization is not None:
         raise CannotServe(f"expert_parallel: vLLM divides no {quantization} experts on CPUs")
-    divide_experts()
 
 
 def _engine_config(options: argparse.Namespace) -> Any:
     from vllm.config import KVTransferConfig
     from vllm.config.kv_events import KVEventsConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
 
     from baton.engines.vllm.adapters import NUM_EMPTY_PLACES
 
     package = "baton.engines.vllm"
-    num_ranks = options.tensor_parallel  # on CPUs they share one memory
+    num_ranks = options.tensor_parallel
+    # On CPUs they share one memory, a GPU has its own; the KV memory is the worker's.
+    num_sharing = num_ranks if current_platform.is_cpu() else 1
     num_places = options.adapter_slots + NUM_EMPTY_PLACES
     num_drafts = options.speculation_tokens
     drafter = {
@@ -188,7 +224,7 @@ def _engine_config(options: argparse.Namespace) -> Any:
         max_num_seqs=options.max_batch,
         max_num_batched_tokens=options.max_step_tokens,
         kv_cache_memory_bytes=options.kv_memory and options.kv_memory // num_ranks,
-        gpu_memory_utilization=options.memory_share / num_ranks,
+        gpu_memory_utilization=options.memory_share / num_sharing,
         tensor_parallel_size=num_ranks,
         enable_expert_parallel=options.expert_parallel == "on",
         enforce_eager=True,
@@ -239,6 +275,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--nixl-agent", default="")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--expert-parallel", default="off")
+    parser.add_argument("--unproven", default="off")
     return parser.parse_args(argv)
 
 

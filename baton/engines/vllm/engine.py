@@ -36,11 +36,12 @@ from baton.engines.vllm.choices import Choices, behind
 from baton.engines.vllm.departures import Departures
 from baton.engines.vllm.drafts import Drafts
 from baton.engines.vllm.masks import Masks, fault_of
-from baton.engines.vllm.pace import StepPace, load_of
+from baton.engines.vllm.pace import StepPace
 from baton.engines.vllm.ranks.connector import StepCopies
+from baton.engines.vllm.reports import Reports
 from baton.engines.vllm.scheduler import Turns
 from baton.engines.vllm.sequences import VllmSequence, reason_at_start
-from baton.engines.vllm.state import VllmState, empty_events
+from baton.engines.vllm.state import VllmState
 from baton.engines.vllm.stats import StatsBook
 from baton.engines.vllm.step_parts import StepParts
 from baton.engines.vllm.warm_up import warm_up
@@ -84,10 +85,11 @@ class VllmEngine:
         max_step_tokens = parts.core.vllm_config.scheduler_config.max_num_batched_tokens
         self._drafts = Drafts(state, parts.num_draft_tokens, max_step_tokens)
         self._stats = StatsBook(parts.core.scheduler)
+        self._reports = Reports(state, self._departures, self._stats, pace)
         self._turns = Turns()
         self._page = ProgressPage(bytearray(PAGE_BYTES))
         self._send: Send = lambda events: None  # before the first turn nobody listens
-        self._wants_snapshot = self._wants_probe = self._is_stuck = self.finds_room = False
+        self._wants_probe = self._is_stuck = self.finds_room = False
         state.adapters.loading = self._loading
         parts.core.request_block_hasher = state.cache.hash_blocks
         self._scheduler.kv_event_publisher = state.cache
@@ -153,6 +155,8 @@ class VllmEngine:
         times = [seq.add.deadline for seq in seqs if seq.may_expire]
         if self._masks.is_awaited:
             times.append(self._state.clock.now() + POLL_S)
+        if (poll_s := self._reports.next_poll_s) is not None:
+            times.append(self._state.clock.now() + poll_s)
         return min((at for at in times if at is not None), default=None)
 
     # What scheduler, connector and ranks ask and tell (StepOwner, ConnectorOwner).
@@ -243,7 +247,7 @@ class VllmEngine:
     def _probe(self) -> None:
         self.step_index += 1
         self._page.begin_step(self.step_index, (), self._pace.expect_probe())
-        self._core.execute_dummy_batch()
+        self._core.model_executor.probe()
         self._pace.probed(self._state.bill.charge((), self._state.events))
 
     def _take_output(self, output: Any) -> None:
@@ -316,7 +320,7 @@ class VllmEngine:
                 in_use = self._state.adapters_in_use()
                 self._state.events.adapters = self._state.adapters.serve(adapters, in_use)
             case SnapshotHashes():
-                self._wants_snapshot = True
+                self._reports.wants_snapshot = True
             case Probe():
                 self._wants_probe = True
             case Abort(seq_id=seq_id) | Release(seq_id=seq_id):
@@ -374,25 +378,8 @@ class VllmEngine:
     # Reports.
 
     def _report(self) -> None:
-        """Tell what has happened since the last report, if anything has."""
-        state, events = self._state, self._state.events
-        self._departures.report()
-        state.cache.report(events)
-        nothing = empty_events(self.step_index)
-        state.cache.report(nothing)
-        if self._wants_snapshot:
-            self._wants_snapshot, events.snapshot = False, state.cache.snapshot()
-        state.bill.report(events)
-        if events == nothing:
-            return
-        events.step = self.step_index
-        seqs = list(state.seqs.values())
-        events.load = load_of(self._scheduler, seqs, self._pace)
-        events.load.num_waiting += self._choices.num_to_run
-        events.load.num_rows_free = state.rows.num_free
-        events.vllm = self._stats.take(seqs)
-        state.events = empty_events(self.step_index)
-        self._send(events)
+        """Tell what has happened since the last report, as far as it may be told yet."""
+        self._reports.report(self.step_index, self._choices.num_to_run, self._send)
 
     def _can_start(self, request: Any) -> bool:
         waits = request.status.name == "WAITING_FOR_REMOTE_KVS"

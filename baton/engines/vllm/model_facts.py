@@ -8,7 +8,7 @@ from typing import Any
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.mask_thread import MaskThread
 from baton.engine.grammar.states import GrammarStates
-from baton.wire.kv_spec import KVSpec
+from baton.wire.kv_spec import DTYPE_BYTES, KVSpec
 
 
 def end_token_ids(model_config: Any) -> list[int]:
@@ -20,24 +20,44 @@ def end_token_ids(model_config: Any) -> list[int]:
     return []
 
 
-def kv_spec_of(kv_cache_config: Any, num_heads: int, engine: str) -> KVSpec:
+def kv_spec_of(kv_cache_config: Any, num_heads: int, engine: str, order: str) -> KVSpec:
     """The block of a model whose layers are all alike: one page per layer, with the KV heads of all
     ranks.
 
-    A page is `[heads][tokens][K and V of a token]`, which is not Baton's own order: the kind names
-    engine and version, so that only workers of that engine hand blocks to each other.
-    Raises ValueError for a model with several groups of layers.
+    A page is not in Baton's own order: the kind names engine, version and `order`, so that only
+    workers of that engine whose pages are in one order hand blocks to each other.
+    Raises ValueError for a cache that is not handed over.
     """
+    group, spec = only_group(kv_cache_config)
+    dtype = str(spec.dtype).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"a KV cache of {dtype} is not handed over: one of {list(DTYPE_BYTES)} is")
+    shape = (num_heads, spec.head_size, spec.head_size_v, dtype)
+    return KVSpec.of_layers(
+        spec.block_size, [shape] * len(group.layer_names), f"{engine} {order} attention"
+    )
+
+
+def page_order_of(kv_cache_config: Any, cache_dtype: str, *, is_cpu: bool) -> str:
+    """The order within a page: on a device that of `ranks/cache_views.py`, on CPUs the one of
+    vLLM's kernel for their instructions: AMX and AVX-512 have different ones."""
+    if not is_cpu:
+        return "HNC"
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    _, spec = only_group(kv_cache_config)
+    return f"cpu-{_get_attn_isa(spec.dtype, spec.block_size, spec.head_size, cache_dtype)}"
+
+
+def only_group(kv_cache_config: Any) -> tuple[Any, Any]:
+    """The one group of layers that the model has, and how they keep blocks. Raises ValueError."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         raise ValueError(f"the model has {len(groups)} kinds of layers; one is supported")
-    (group,) = groups
-    spec = group.kv_cache_spec
-    dtype = str(spec.dtype).removeprefix("torch.")
-    shape = (num_heads, spec.head_size, spec.head_size, dtype)
-    return KVSpec.of_layers(
-        spec.block_size, [shape] * len(group.layer_names), f"{engine} HNC attention"
-    )
+    spec = groups[0].kv_cache_spec
+    if not hasattr(spec, "num_kv_heads"):
+        raise ValueError(f"layers of the kind {type(spec).__name__} are not handed over")
+    return groups[0], spec
 
 
 def grammar_states(

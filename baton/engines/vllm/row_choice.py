@@ -21,7 +21,7 @@ from baton.engine.protocol.batch import RowLogprobs, SampleRow, TokenHistory
 from baton.engine.protocol.messages import Fork, SamplingParams
 from baton.engines.vllm.model_facts import end_token_ids
 from baton.model.sampling.logit_edits import is_edited
-from baton.model.sampling.row_sampler import RowSampler
+from baton.model.sampling.row_sampler import RowSampler, SamplingOps
 
 # The key among vLLM's own arguments for plugins.
 EXTRA_KEY = "baton"
@@ -106,10 +106,19 @@ class _Row:
 
 
 class RowChoice(LogitsProcessor):  # type: ignore[misc]
-    """The processor of one rank. vLLM makes it."""
+    """The processor of one rank. vLLM makes it; logits stay on its device."""
 
-    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._sampler = RowSampler(end_token_ids(vllm_config.model_config))
+    def __init__(
+        self,
+        vllm_config: Any,
+        device: torch.device,
+        is_pin_memory: bool,
+        ops: SamplingOps | None = None,
+    ) -> None:
+        """`ops` None: those for the device."""
+        model = vllm_config.model_config
+        ops = ops or _ops_of(device, model.get_vocab_size())
+        self._sampler = RowSampler(end_token_ids(model), ops)
         self._rows: dict[int, _Row] = {}
 
     def is_argmax_invariant(self) -> bool:
@@ -158,6 +167,18 @@ class RowChoice(LogitsProcessor):  # type: ignore[misc]
             options = self._rows[index].options
             for fork, _ in zip(options.forks, rows, strict=False):
                 options.first_tokens[fork.seq_id] = next(results)
+
+
+def _ops_of(device: torch.device, vocab_size: int) -> SamplingOps:
+    """On a device the kernels of Baton's own GPU runner, which are compiled at their first use:
+    that for masks here, those that sample with `warm_up.py`."""
+    if device.type == "cpu":
+        return SamplingOps()
+    from baton.model.gpu.triton.sampling import DEVICE_OPS
+
+    nothing = np.zeros((1, -(-vocab_size // 32)), np.int32)
+    DEVICE_OPS.forbid(torch.zeros(1, vocab_size, device=device), [0], nothing)
+    return DEVICE_OPS
 
 
 def has_penalty(params: SamplingParams) -> bool:

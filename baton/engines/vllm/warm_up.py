@@ -27,6 +27,7 @@ _NUM_REPEATED = 8
 _BATCHES = (1, 3)
 _KINDS = (
     SamplingParams(max_tokens=4, ignore_eos=True),
+    SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True),
     SamplingParams(max_tokens=4, temperature=1.0, top_p=0.9, top_k=20, ignore_eos=True),
     SamplingParams(max_tokens=4, num_logprobs=2, presence_penalty=0.5, ignore_eos=True),
     SamplingParams(max_tokens=4, num_logprobs=0, num_prompt_logprobs=2, ignore_eos=True),
@@ -74,11 +75,11 @@ def _add(number: int, sampling: SamplingParams, kind: SequenceKind = "local") ->
 
 
 def _run(engine: CoreEngine, *commands: Command) -> list[StepEvents]:
-    """Step until nothing is left to do. Returns the news."""
+    """Step until nothing is left to do or to be told. Returns the news."""
     page = ProgressPage(bytearray(PAGE_BYTES))
     news: list[StepEvents] = []
     engine.turn(commands, page, news.append)
-    while engine.has_work:
+    while engine.has_work or engine.next_deadline() is not None:
         engine.turn((), page, news.append)
     assert not any(told.refused for told in news), news
     return news

@@ -5,12 +5,13 @@ reads the device's cache. In between are slots, each with rows on the device and
 the host. Only the computing stream touches the cache: it gathers what leaves into a slot when the
 step has written it, and scatters what came before a step reads it. So a block may be used again at
 once, whatever is under way. Between the two halves of a slot a stream of its own copies, while the
-next step computes; the owner polls for the copies that ended.
+next step computes; the owner polls for the copies that ended. How a block lies in the cache is
+known to the cache alone: a row has its bytes in the order that travels.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -21,13 +22,48 @@ NUM_SLOTS = 16
 SLOT_BYTES = 16 * 2**20  # on the device, and as much of page-locked memory
 
 
+class BlockCache(Protocol):
+    """A cache on a device, block by block. `ids` are int64 and on that device, and so are rows."""
+
+    num_blocks: int
+    device: torch.device
+
+    def gather(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Copy blocks into rows."""
+
+    def scatter(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        """Copy rows into blocks."""
+
+
+class PoolBlocks:
+    """The blocks of a KVPool, which are rows as they are."""
+
+    def __init__(self, pool: KVPool) -> None:
+        # Rows are gathered and scattered number by number: in the widest that there are.
+        number = torch.int64 if pool.spec.row_bytes % 8 == 0 else torch.uint8
+        self.num_blocks, self.device = pool.num_blocks, pool.rows.device
+        self._blocks = pool.rows.view(number)
+
+    def gather(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """As `BlockCache.gather`."""
+        torch.index_select(self._blocks, 0, ids, out=rows)
+
+    def scatter(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        """As `BlockCache.scatter`."""
+        self._blocks.index_copy_(0, ids, rows)
+
+    def rows_of(self, ring: memoryview) -> torch.Tensor:
+        """A ring of such rows."""
+        number = self._blocks.dtype
+        return torch.frombuffer(ring, dtype=number).view(-1, self._blocks.shape[1])
+
+
 class _Slot:
     """Some rows and the blocks that they hold, on both sides."""
 
-    def __init__(self, num_rows: int, like: torch.Tensor) -> None:
-        device = like.device
+    def __init__(self, num_rows: int, ring: torch.Tensor, device: torch.device) -> None:
         is_locked = device.type == "cuda"
-        shape, ids, rows = (num_rows, like.shape[1]), torch.int64, like.dtype
+        shape, ids, rows = (num_rows, *ring.shape[1:]), torch.int64, ring.dtype
         self.host_rows = torch.empty(shape, dtype=rows, pin_memory=is_locked)
         self.host_ids = torch.empty(num_rows, dtype=ids, pin_memory=is_locked)
         self.rows = torch.empty(shape, dtype=rows, device=device)
@@ -42,20 +78,24 @@ class _UnderWay(NamedTuple):
 
 
 class BlockStaging:
-    """Between a cache and a ring of rows as long as its blocks."""
+    """Between a cache and a ring, whose rows `[num_rows, ...]` are as long as the cache's."""
 
-    def __init__(self, cache: KVPool, ring: memoryview, stream: SideStream) -> None:
-        row_bytes = cache.spec.row_bytes
-        # Rows are gathered and scattered number by number: in the widest that there are.
-        number = torch.int64 if row_bytes % 8 == 0 else torch.uint8
-        self._cache = cache.rows.view(number)
-        self._ring = torch.frombuffer(ring, dtype=number).view(-1, self._cache.shape[1])
+    def __init__(self, cache: BlockCache, ring: torch.Tensor, stream: SideStream) -> None:
+        row_bytes = ring[0].nbytes
+        self._cache = cache
+        self._ring = ring
         self._stream = stream
         self._slot_rows = max(1, min(SLOT_BYTES // row_bytes, cache.num_blocks))
-        self._free = [_Slot(self._slot_rows, self._cache) for _ in range(NUM_SLOTS)]
+        self._free = [_Slot(self._slot_rows, ring, cache.device) for _ in range(NUM_SLOTS)]
         self._under_way: deque[_UnderWay] = deque()
         self.num_begun = 0
         self._num_ended = 0
+
+    @classmethod
+    def of_pool(cls, pool: KVPool, ring: memoryview, stream: SideStream) -> "BlockStaging":
+        """Between a pool on a device and a ring of rows as long as its blocks."""
+        blocks = PoolBlocks(pool)
+        return cls(blocks, blocks.rows_of(ring), stream)
 
     def upload(self, rows: Sequence[int], block_ids: Sequence[int]) -> None:
         """From rows of the ring into blocks: whatever computes from now on finds them there.
@@ -64,14 +104,15 @@ class BlockStaging:
         """
         for from_rows, ids in self._parts(rows, block_ids):
             slot, size = self._take_slot(), len(ids)
-            torch.index_select(self._ring, 0, from_rows, out=slot.host_rows[:size])
+            for row, content in zip(from_rows.tolist(), slot.host_rows, strict=False):
+                content.copy_(self._ring[row])
             slot.host_ids[:size] = ids
             here, there = slot.rows[:size], slot.ids[:size]
             copy = self._stream.begin(
                 [(here, slot.host_rows[:size]), (there, slot.host_ids[:size])]
             )
             self._stream.hold_back(copy)
-            self._cache.index_copy_(0, there, here)
+            self._cache.scatter(here, there)
             self._under_way.append(_UnderWay(copy, slot, None))
 
     def download(self, block_ids: Sequence[int], rows: Sequence[int]) -> None:
@@ -84,7 +125,7 @@ class BlockStaging:
             slot.host_ids[:size] = ids
             here, there = slot.rows[:size], slot.ids[:size]
             there.copy_(slot.host_ids[:size], non_blocking=True)
-            torch.index_select(self._cache, 0, there, out=here)
+            self._cache.gather(there, here)
             copy = self._stream.begin([(slot.host_rows[:size], here)])
             self._under_way.append(_UnderWay(copy, slot, to_rows))
             self.num_begun += 1

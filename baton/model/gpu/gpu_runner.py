@@ -71,7 +71,7 @@ class GpuRunner:
     def bind_ring(self, ring: memoryview, num_blocks: int) -> None:
         """As `runner.StagingRunner.bind_ring`; captures graphs if enabled."""
         self.make_pool(num_blocks)
-        self._staging = BlockStaging(self.pool, ring, side_stream(self.pool.rows.device))
+        self._staging = BlockStaging.of_pool(self.pool, ring, side_stream(self.pool.rows.device))
 
     def bind_pool(self, pool: memoryview) -> None:
         """Make a cache as large as this pool, for checks: nothing is handed over."""

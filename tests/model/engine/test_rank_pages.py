@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engines.vllm.ranks.pages import Heads, RankPages
+from baton.engines.vllm.ranks.pages import Heads, RankBlocks, RankPages
 
 NUM_BLOCKS, NUM_LAYERS, BLOCK_SIZE, HEAD_VALUES = 6, 3, 4, 8
 NUM_HEADS = 4
@@ -21,7 +21,7 @@ def ranks_of(num_ranks: int, blocks: torch.Tensor) -> list[tuple[RankPages, Head
     for rank in range(num_ranks):
         heads = Heads.of_rank(rank, num_ranks, total)
         caches = caches_of(blocks, heads)
-        found.append((RankPages(caches, heads), heads, caches))
+        found.append((RankPages(RankBlocks(caches, heads), heads), heads, caches))
     return found
 
 
@@ -79,8 +79,8 @@ def test_heads_that_cannot_be_divided_evenly_are_refused() -> None:
 
 def test_a_cache_whose_blocks_are_not_divided_by_head_is_refused() -> None:
     tokens_first = random_blocks()[0].transpose(1, 2).contiguous()
-    with pytest.raises(ValueError, match="not blocks x 2 heads"):
-        RankPages({"layer.0": tokens_first}, Heads.of_rank(0, 2, NUM_HEADS))
+    with pytest.raises(ValueError, match="not blocks x 2 x"):
+        RankBlocks({"layer.0": tokens_first}, Heads.of_rank(0, 2, NUM_HEADS))
 
 
 def test_a_pool_of_other_pages_is_refused() -> None:

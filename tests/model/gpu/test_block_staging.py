@@ -8,47 +8,12 @@ from baton.model.gpu.block_staging import BlockStaging
 from baton.model.tensors.kv_pool import KVPool
 from baton.model.tensors.side_stream import side_stream
 from baton.wire.kv_spec import KVSpec
+from tests.model.gpu.late_stream import LateStream
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPEC = KVSpec.of_layers(16, [(2, 8, 8, "float32")])
 NUM_BLOCKS = 9
 NUM_ROWS = 7
-
-
-class LateCopy:
-    def __init__(self, stream, pairs):
-        self.stream, self.pairs, self.is_done = stream, pairs, False
-
-    def has_ended(self):
-        return self.is_done
-
-    def wait(self):
-        self.stream.num_waits += 1
-        self.stream.run_until(self)
-
-
-class LateStream:
-    """Copies in order, each no earlier than somebody must have it: what the device may do."""
-
-    def __init__(self):
-        self.copies, self.num_waits = [], 0
-
-    def begin(self, pairs):
-        self.copies.append(LateCopy(self, pairs))
-        return self.copies[-1]
-
-    def hold_back(self, copy):
-        self.run_until(copy)
-
-    def run_until(self, copy):
-        while not copy.is_done:
-            self.run_one()
-
-    def run_one(self):
-        oldest = self.copies.pop(0)
-        for target, source in oldest.pairs:
-            target.copy_(source)
-        oldest.is_done = True
 
 
 @pytest.fixture
@@ -73,7 +38,7 @@ def first_bytes(ring):
 
 
 def test_chosen_blocks_are_moved_and_no_others(cache, ring, two_small_slots):
-    staging = BlockStaging(cache, memoryview(ring), side_stream(DEVICE))
+    staging = BlockStaging.of_pool(cache, memoryview(ring), side_stream(DEVICE))
     staging.download([7, 2, 3, 8, 5], [6, 0, 4, 1, 2])
     while staging.poll() < staging.num_begun:
         pass
@@ -85,7 +50,7 @@ def test_chosen_blocks_are_moved_and_no_others(cache, ring, two_small_slots):
 
 def test_a_block_has_left_when_its_copy_has_ended_and_not_before(cache, ring):
     stream = LateStream()
-    staging = BlockStaging(cache, memoryview(ring), stream)
+    staging = BlockStaging.of_pool(cache, memoryview(ring), stream)
     staging.download([4], [4])
     staging.download([6], [5])
     assert (staging.num_begun, staging.poll()) == (2, 0)
@@ -100,7 +65,7 @@ def test_a_block_has_left_when_its_copy_has_ended_and_not_before(cache, ring):
 
 def test_a_block_that_is_written_again_leaves_as_it_was(cache, ring):
     stream = LateStream()
-    staging = BlockStaging(cache, memoryview(ring), stream)
+    staging = BlockStaging.of_pool(cache, memoryview(ring), stream)
     staging.download([4], [4])
     cache.rows[4] = 99
     stream.run_one()
@@ -109,7 +74,7 @@ def test_a_block_that_is_written_again_leaves_as_it_was(cache, ring):
 
 
 def test_what_was_uploaded_is_there_for_the_step_and_its_ring_block_may_change(cache, ring):
-    staging = BlockStaging(cache, memoryview(ring), LateStream())
+    staging = BlockStaging.of_pool(cache, memoryview(ring), LateStream())
     staging.upload([5], [2])
     ring[:] = bytes(len(ring))
     assert cache.rows[:, 0].tolist() == [0, 1, 255, 3, 4, 5, 6, 7, 8]
@@ -117,7 +82,7 @@ def test_what_was_uploaded_is_there_for_the_step_and_its_ring_block_may_change(c
 
 def test_a_full_ring_waits_for_its_oldest_slot_and_loses_nothing(cache, ring, two_small_slots):
     stream = LateStream()
-    staging = BlockStaging(cache, memoryview(ring), stream)
+    staging = BlockStaging.of_pool(cache, memoryview(ring), stream)
     staging.download([0, 1, 2, 3, 4, 5, 8], range(NUM_ROWS))
     cache.rows.zero_()
     assert stream.num_waits == 2

@@ -47,6 +47,14 @@ def test_experts_are_divided_among_several_ranks_only() -> None:
         load(model="m", engine="vllm", expert_parallel="on")
 
 
+def test_what_is_unproven_must_be_asked_for() -> None:
+    assert "unproven" not in " ".join(load(model="m", engine="vllm").core_arguments())
+    asked = load(model="m", engine="vllm", unproven="on")
+    assert "--unproven on" in " ".join(asked.core_arguments())
+    both = load(model="m", unproven="on")
+    assert "unproven" not in " ".join(both.core_arguments()), "it is about vLLM's builds alone"
+
+
 def test_adapters_are_for_the_engine_that_has_them() -> None:
     asked = load(model="m", engine="vllm", adapters="/adapters", adapter_slots="3")
     assert "--adapter-slots 3 --adapter-rank 16" in " ".join(asked.core_arguments())

@@ -19,7 +19,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from baton.engines.vllm.ranks.pages import Heads, RankPages
+from baton.engines.vllm.model_facts import only_group
+from baton.engines.vllm.ranks.cache_views import form_of
+from baton.engines.vllm.ranks.pages import Heads, RankBlocks, RankPages
 
 # What becomes of a request's blocks; the value of vLLM's kv_transfer_params.
 KIND_KEY = "baton"
@@ -65,6 +67,12 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._sent: set[str] = set()
         self._received: set[str] = set()
 
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str:
+        """A layer's heads one after the other in each block, where the backend takes that: copies
+        are of long runs then."""
+        return "LBHNC"
+
     # The scheduler's side.
 
     def get_num_new_matched_tokens(
@@ -95,11 +103,19 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take vLLM's layers."""
         rank, num_ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-        self._pages = RankPages(kv_caches, Heads.of_rank(rank, num_ranks, self._num_heads))
+        heads = Heads.of_rank(rank, num_ranks, self._num_heads)
+        _, spec = only_group(self._kv_cache_config)
+        form = form_of(spec, self._kv_cache_config.num_blocks)
+        self._pages = RankPages(RankBlocks(kv_caches, heads, form), heads)
 
-    def bind_ring(self, ring: memoryview, num_rows: int) -> None:
-        """Take the staging ring."""
+    def bind_ring(self, ring: memoryview, num_rows: int) -> bool:
+        """Take the staging ring. Returns True where copies into it end after they were begun."""
         self._pages.bind(ring, num_rows)
+        return self._pages.is_beside
+
+    def num_saved(self) -> int:
+        """The number of such steps with copies into the ring whose copies have ended."""
+        return self._pages.num_saved()
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Copy what has come into the cache."""
@@ -111,7 +127,7 @@ class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._sent |= copies.released
 
     def wait_for_save(self) -> None:
-        """Copy what the step has made final into the ring."""
+        """Copy what the step has made final into the ring, or begin to."""
         exports = self._get_connector_metadata().exports
         self._pages.save([block for block, _ in exports], [row for _, row in exports])
 

@@ -5,7 +5,6 @@ grammars, the first tokens of choices. Ranks never outlive their core: the kerne
 Nor does a core outlive a rank: without one the others would wait for it for ever.
 """
 
-import mmap
 import os
 import re
 import select
@@ -18,6 +17,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
@@ -25,8 +25,9 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from baton.engine.protocol.batch import RowLogprobs
 from baton.engines.vllm.ranks.draft_check import check_drafts
+from baton.engines.vllm.ranks.rank_main import take_over_start
 from baton.engines.vllm.row_choice import EXTRA_KEY, RowOptions
-from baton.system.crash_trace import leave_stack
+from baton.system.memory_file import map_memory_file
 from baton.system.parent_death import die_with_parent
 
 EXIT_RANK_DIED = 4
@@ -43,6 +44,8 @@ class Ranks:
 
     def __init__(self, vllm_config: Any) -> None:
         self.masks_of_step: Callable[[], RowMasks] = dict
+        self.num_copies_begun = self._num_copies_ended = 0
+        self._has_copies_beside = False
         super().__init__(vllm_config)  # type: ignore[call-arg]
 
     def _init_executor(self) -> None:
@@ -57,7 +60,26 @@ class Ranks:
 
     def bind_ring(self, pool_fd: int, num_bytes: int, num_rows: int) -> None:
         """Copy blocks that are handed over through this ring."""
-        self.collective_rpc(_bind_ring, args=(pool_fd, num_bytes, num_rows))
+        # Ranks that were spawned have not inherited the descriptor.
+        file = f"/proc/{os.getpid()}/fd/{pool_fd}"
+        are_beside = self.collective_rpc(_bind_ring, args=(file, num_bytes, num_rows))
+        self._has_copies_beside = any(are_beside)
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **options: Any) -> Any:
+        """Run a step, which begins to copy what it makes final."""
+        if self._has_copies_beside and scheduler_output.kv_connector_metadata.exports:
+            self.num_copies_begun += 1
+        return super().execute_model(scheduler_output, *args, **options)  # type: ignore[misc]
+
+    def poll_copies(self) -> int:
+        """As `report_queue.Copies.poll_copies`; they have ended when all ranks' have."""
+        if self._num_copies_ended < self.num_copies_begun:
+            self._num_copies_ended = min(self.collective_rpc(_num_saved))
+        return self._num_copies_ended
+
+    def probe(self) -> None:
+        """Compute one token that nobody gets, and wait until it is computed."""
+        self.collective_rpc(_probe)
 
     def check_drafts(self) -> None:
         """Let the ranks take drafts."""
@@ -74,11 +96,11 @@ class OneRank(Ranks, UniProcExecutor):  # type: ignore[misc]
 
 
 class SeveralRanks(Ranks, MultiprocExecutor):  # type: ignore[misc]
-    """Computes in processes that are forked from the core: they have its modules, and its pool's
-    descriptor. `on_fork` was called before."""
+    """Computes in processes of the core: forked ones have its modules and start in seconds, on GPUs
+    they are spawned, since CUDA cannot be forked. `on_fork` was called before."""
 
     def _init_executor(self) -> None:
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        take_over_start()
         # For sockets, whose paths must be short.
         folder = tempfile.mkdtemp(prefix="baton-ranks-", dir=_SHARED_MEMORY)
         os.environ["VLLM_RPC_BASE_PATH"] = folder
@@ -100,7 +122,6 @@ def on_fork(leave_front: Callable[[], None]) -> None:
     """Have each process that is forked from now on end with this one, and leave the front to it."""
     os.register_at_fork(after_in_child=leave_front)
     os.register_at_fork(after_in_child=die_with_parent)
-    os.register_at_fork(after_in_child=leave_stack)
 
 
 def _end_with_the_first(ranks: Sequence[Any]) -> None:
@@ -128,9 +149,23 @@ def _forget_store(worker: Any) -> None:
     Path(worker.distributed_init_method.removeprefix("file://")).unlink(missing_ok=True)
 
 
-def _bind_ring(worker: Any, pool_fd: int, num_bytes: int, num_rows: int) -> None:
-    ring = memoryview(mmap.mmap(pool_fd, num_bytes))
-    get_kv_transfer_group().bind_ring(ring, num_rows)
+def _bind_ring(worker: Any, file: str, num_bytes: int, num_rows: int) -> bool:
+    pool_fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    ring = memoryview(map_memory_file(pool_fd, num_bytes))
+    os.close(pool_fd)
+    is_beside: bool = get_kv_transfer_group().bind_ring(ring, num_rows)
+    return is_beside
+
+
+def _num_saved(worker: Any) -> int:
+    num_saved: int = get_kv_transfer_group().num_saved()
+    return num_saved
+
+
+def _probe(worker: Any) -> None:
+    worker.execute_dummy_batch()
+    if worker.device.type != "cpu":
+        torch.accelerator.synchronize()
 
 
 def _set_masks(worker: Any, masks: RowMasks) -> None:

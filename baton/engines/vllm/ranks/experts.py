@@ -24,8 +24,10 @@ def own_experts(
 
 
 def divide_experts() -> None:
-    """Let vLLM's kernel for CPUs compute in a rank that has some of the experts. Ranks that are
-    forked afterwards have it. A step raises ValueError where experts do not weigh their sums."""
+    """Let vLLM's kernel for CPUs compute in this rank, which has some of the experts.
+
+    A step raises ValueError where experts do not weigh their sums.
+    """
     compute = CPUUnquantizedExperts.apply
 
     def apply(self: Any, *, expert_map: torch.Tensor | None, **parts: Any) -> None:

@@ -21,8 +21,24 @@ def test_every_proof_names_what_it_proves_and_files_that_are_there() -> None:
 def test_without_a_gpu_it_prints_the_page_and_runs_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu_vllm, "_has_gpu", lambda: False)
+    monkeypatch.setattr(gpu_vllm, "_num_gpus", lambda: 0)
     assert gpu_vllm.main() == 2
     shown = capsys.readouterr()
     assert shown.out == gpu_vllm.page() + "\n"
     assert "needs a GPU" in shown.err
+
+
+def test_each_proof_starts_what_is_unproven_and_one_that_needs_more_gpus_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_vllm, "_num_gpus", lambda: 1)
+    show = "import os, sys; sys.exit(os.environ.get('BATON_WORKER_UNPROVEN') != 'on')"
+    proofs = (
+        gpu_vllm.Proof("One", "", ("-c", show)),
+        gpu_vllm.Proof("Two", "", ("-c", show), num_gpus=2),
+        gpu_vllm.Proof("Wrong", "", ("-c", "raise SystemExit(1)")),
+    )
+    monkeypatch.setattr(gpu_vllm, "PROOFS", proofs)
+    assert gpu_vllm.main() == 1
+    shown = capsys.readouterr().out.splitlines()[-3:]
+    assert shown == ["One: held", "Two: left out, it needs 2 GPUs", "Wrong: FAILED"]

@@ -4,7 +4,7 @@ What commands bring is reported before the step of the others runs.
 """
 
 from baton.engine.protocol.messages import Bind, Command, EngineLoad, StepEvents
-from baton.engine.step.step_reporter import POLL_INTERVAL_S, ReportQueue
+from baton.engine.step.report_queue import POLL_INTERVAL_S, ReportQueue
 from baton.testing.device_runner import DeviceFakeRunner
 from baton.testing.engine_driver import EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
@@ -45,7 +45,7 @@ def test_reports_leave_in_order_and_after_the_copies_that_were_begun_before_them
 
 
 def test_nothing_waits_where_the_cache_is_the_shared_pool() -> None:
-    queue = ReportQueue(FakeRunner())
+    queue = ReportQueue(None)
     queue.put(StepEvents(1, NO_LOAD))
     assert steps_taken(queue) == [1]
 
