@@ -2,7 +2,7 @@
 weights to know what they are.
 
 The download writes it into the model's folder after it has read every byte. It counts for a file as
-long as the size agrees; whoever changes weights in place and keeps their size removes it.
+long as the size agrees; a person that changes weights in place and keeps their size removes it.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The small files of a model, which a worker gives to tokenizers: vocabulary, templates, settings.
 
 With them go the digests of all files that the model's fingerprint is made of, weights included. So
-whoever knows the fingerprint can tell that no byte was changed on the way, and needs no weights.
+a reader that knows the fingerprint can tell that no byte was changed, and needs no weights.
 """
 
 import re

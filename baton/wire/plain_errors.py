@@ -1,4 +1,4 @@
-"""msgspec's messages about a value, as sentences for whoever typed it: "tenant: must be ...".
+"""msgspec's messages about a value, as sentences for its author: "tenant: must be ...".
 
 Its own name a type of Python, a regular expression and a place like `$.limits`.
 """

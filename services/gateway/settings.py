@@ -55,7 +55,7 @@ class GatewaySettings:
     # Our own proxies in front, each of which adds to x-forwarded-for. The address before them is
     # the client's, by which wrong keys are counted.
     num_proxies: int = 0
-    # Whoever calls this gateway decides about the sampling of traces: an Envoy of ours, or a mesh.
+    # The caller of this gateway decides about the sampling of traces: an Envoy of ours, or a mesh.
     # Else a client's trace is a link of one that begins here.
     trust_traces: bool = False
     # A request whose first token takes more seconds has its gateway's span kept, as a failed one

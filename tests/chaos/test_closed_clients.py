@@ -129,7 +129,7 @@ def test_a_client_that_leaves_gives_everything_back(
             # A busy machine comes to the phase later: every other round leaves later and later.
             longer = 2 ** (5 * number / MAX_ROUNDS) if number % 2 else 1
             time.sleep(rng.uniform(0, phase.patience_s * longer))
-            # Whoever leaves there has got nearly everything, and may be counted as served.
+            # A client that leaves there has got nearly everything, and may be counted as served.
             is_seen = phase.label == "flush" and "flush" in stages(target)
             for client in clients:
                 leave(client, rng)

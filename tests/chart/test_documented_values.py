@@ -16,7 +16,7 @@ AT_CLUSTER = [each for each in statements() if "it needs a cluster" in each.why_
 VALUES = [
     text for page, language, text in fences() if language == "yaml" and text.startswith("models:")
 ]
-# Made by whoever installs, and files.
+# Made by the person that installs, and files.
 OTHERS = {"baton-admin"}
 
 

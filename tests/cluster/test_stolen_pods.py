@@ -1,4 +1,4 @@
-"""A stolen pod's certificate: whoever has it makes the calls of its service, and no others.
+"""A stolen pod's certificate: it makes the calls of its service, and no others.
 
 The calls go out from a pod of a gateway or of Envoy, which network policies let through: so it is
 the certificate that is judged, not the address. Both images have Python.
@@ -132,6 +132,6 @@ def test_gateways_answer_to_the_certificate_of_envoy_alone(
     let_in = {caller for caller, code in api.items() if code != 403}
     name = "requests to a gateway with the certificate of a stolen pod"
     release.rows.append(Row(name, 1, len(api), len(let_in - {"envoy"}), 0, "-"))
-    # Without a key; whoever is let in hears about that.
+    # Without a key; a caller that is let in hears about that.
     assert (let_in, api["envoy"]) == ({"envoy"}, 401)
     assert {codes[f"{caller} /readyz"] for caller in api} == {200}

@@ -1,5 +1,5 @@
 """A model's chat template is changed in place, while clients ask for it all the time: every request
-is answered, with the template of the workers that answer it, whoever begins its next life first."""
+is answered, with the template of the workers that answer it, whichever starts again first."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -82,7 +82,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _tail_timer: asyncio.TimerHandle | None = None
 
-    # The reason for which whoever connected may not call; empty = it may.
+    # The reason for which the peer may not call; empty = it may.
     _stranger = ""
 
     def __init__(

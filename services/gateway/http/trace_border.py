@@ -1,8 +1,8 @@
 """The border at which a client's trace ends and one of ours begins (decision 0084).
 
-Whoever sends `traceparent` decides whether a request is sampled. A client must not: it could make
+The sender of `traceparent` decides whether a request is sampled. A client must not: it could make
 every request dear, or hide its own. So a request begins a trace here, with the client's as a link,
-unless the operator trusts whoever calls this gateway: an Envoy of ours, which is a border itself,
+unless the operator trusts what calls this gateway: an Envoy of ours, which is a border itself,
 or a mesh. That Envoy says in a header of its own where the client's trace is.
 """
 

@@ -92,7 +92,7 @@ class IncomingRequest:
     authorization: str | VouchedIdentity | KnownKey | None
     num_body_bytes: int = 0
     client_request_id: str = ""
-    # The trace context of whoever may decide about sampling: Envoy, or a client that is trusted.
+    # The trace context of a caller that may decide about sampling: Envoy, or a trusted client.
     traceparent: str = ""
     # Of others (the client, the batch), with what they are to the request.
     links: tuple[tuple[str, str], ...] = ()

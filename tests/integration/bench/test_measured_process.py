@@ -1,4 +1,4 @@
-"""Processes that take turns in a benchmark: whoever has no task stands still."""
+"""Processes that take turns in a benchmark: one without a task stands still."""
 
 import subprocess
 import sys

@@ -282,7 +282,7 @@ class ReadyServer:
                 writer.write(self.name.encode())
             await writer.drain()
         finally:
-            # Whoever asked may be gone already; nothing may outlive the test's loop.
+            # The client may be gone already; nothing may outlive the test's loop.
             writer.transport.abort() if reader.at_eof() else writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()

@@ -1,4 +1,4 @@
-"""Grammars under attack: each limit holds, and whoever else asks goes on."""
+"""Grammars under attack: each limit holds, and other requests go on."""
 
 import asyncio
 import json

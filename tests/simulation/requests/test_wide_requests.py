@@ -1,4 +1,4 @@
-"""A request that needs a whole worker to itself, in a fleet that is full: it is served, and whoever
+"""A request that needs a whole worker to itself, in a fleet that is full: it is served, and what
 is behind it in the router's queue does not wait until it is."""
 
 import asyncio

@@ -195,7 +195,7 @@ def test_an_aborted_sequence_is_gone_without_a_finish():
     driver.step(Abort(1))
     assert driver.events.freed == [1]
     driver.step(Abort(1), Abort(77), Credit(1, 9))
-    assert driver.events.freed == [1, 77], "whoever aborts is answered, also too late"
+    assert driver.events.freed == [1, 77], "an abort is answered, also a late one"
     assert driver.finished == {}
     assert driver.num_free_blocks == 64
     assert not driver.engine.has_work
