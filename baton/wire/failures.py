@@ -207,10 +207,10 @@ _CLASS_OF_REASON: dict[str, type[BatonError]] = {
     )
 }  # fmt: skip
 _CLASS_OF_ROW: dict[int, type[BatonError]] = {
-    400: InvalidRequest, 401: AuthenticationFailed, 404: InvalidRequest, 405: InvalidRequest,
-    408: InvalidRequest, 409: InvalidRequest, 413: InvalidRequest, 415: InvalidRequest,
-    422: InvalidRequest, 429: LimitExceeded, 431: InvalidRequest, 499: Cancelled,
-    500: InternalFailure, 503: Unavailable, 504: DeadlineExceeded,
+    400: InvalidRequest, 401: AuthenticationFailed, 403: InvalidRequest, 404: InvalidRequest,
+    405: InvalidRequest, 408: InvalidRequest, 409: InvalidRequest, 413: InvalidRequest,
+    415: InvalidRequest, 422: InvalidRequest, 429: LimitExceeded, 431: InvalidRequest,
+    499: Cancelled, 500: InternalFailure, 503: Unavailable, 504: DeadlineExceeded,
 }  # fmt: skip
 
 
