@@ -92,7 +92,7 @@ def _python() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     found, missing = [], []
-    for package in ("baton", "transformers", "grpcio", "tokenizers"):
+    for package in ("baton-serving-core", "transformers", "grpcio", "tokenizers"):
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:

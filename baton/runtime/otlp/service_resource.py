@@ -41,6 +41,6 @@ def service_name(service: str) -> str:
 
 def _version() -> str:
     try:
-        return version("baton")
+        return version("baton-serving-core")
     except PackageNotFoundError:
         return "unknown"

@@ -1,6 +1,7 @@
 import asyncio
 import re
 import time
+from importlib.metadata import version
 
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -82,7 +83,7 @@ def test_a_process_says_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     own = service_resource("decode_worker").attributes
     assert own["service.name"] == "baton-decode-worker"
     assert (own["service.namespace"], own["k8s.pod.name"]) == ("prod", "p-0")
-    assert own["service.version"]
+    assert own["service.version"] == version("baton-serving-core")
     assert own["service.instance.id"]
     # For a program that is not ours: all but its name, which its configuration says.
     assert "service.name=" not in resource_text("envoy")
