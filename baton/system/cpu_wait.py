@@ -2,10 +2,9 @@
 
 `/proc/PID/task/TID/schedstat` has the time that a thread ran and the time that it was ready and
 waited for a CPU. The kernel adds a wait when it is over: of one that lasts it shows only that the
-thread is ready (state R) and runs no further. A thread that was asleep at the last
-look and is ready now may have woken this moment: its wait counts from now on. Waiting for a lock,
-a disk or a signal is no such wait. Where there are no such files, nothing is known and no wait is
-found.
+thread is ready (state R) and runs no further. A thread that was asleep at the last look and is
+ready now may have woken this moment: its wait counts from now on. Waiting for a lock, a disk or a
+signal is no such wait. Where there are no such files, nothing is known and no wait is found.
 """
 
 from collections.abc import Iterator

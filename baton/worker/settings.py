@@ -43,7 +43,6 @@ class Settings:
     tensor_parallel: int = 1
     # Whether each rank has some of a mixture's experts whole, not a part of each of them.
     expert_parallel: Literal["on", "off"] = "off"
-
     # Whether vLLM's build for GPUs is started, although nothing of it was ever run on one.
     unproven: Literal["on", "off"] = "off"
 

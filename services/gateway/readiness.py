@@ -2,7 +2,8 @@
 
 Decided from what is known already, so that asking costs nothing. Quota is a soft dependency: all
 gateways lose it together, and a gateway that knows keys serves on without it. It says so, and
-stays ready.
+stays ready. A gateway that has just started knows none, and is ready once quota's store has
+answered.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """The child process that reads a tokenizer.json before the service does (`tokenizer_trial.py`)."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from services.tokenizer.model_folder import UnusableModel, parse_tokenizer
 
@@ -15,8 +16,6 @@ def try_file(content: bytes) -> bytes:
 
     What the library raises is no matter of this process: the service reads the file next.
     """
-    try:
+    with suppress(UnusableModel):
         parse_tokenizer(parse_tokenizer(content, "").to_str().encode(), "")
-    except UnusableModel:
-        return b""
     return b""
