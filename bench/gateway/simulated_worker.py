@@ -22,9 +22,10 @@ from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
 from baton.runtime.shared_stream import ServerFrameStream
 from baton.system.clock import SystemClock
-from baton.wire.fingerprint import model_fingerprint
+from baton.wire.model_files import ModelFiles, read_model_files
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2, worker_pb2_grpc
+from baton.worker.files.servicer import WorkerFilesServicer
 from baton.worker.reports import ReportLog
 from baton.worker.reports_servicer import WorkerReportsServicer
 from baton.worker.settings import ENVIRONMENT_PREFIX, Settings
@@ -205,7 +206,7 @@ class SimulatedWorker(worker_pb2_grpc.DecodeWorkerServicer):
         await self._sessions[key].link.serve(stream, hello, answer)
 
 
-def make_reports(settings: Settings) -> ReportLog:
+def make_reports(settings: Settings, files: ModelFiles) -> ReportLog:
     """Reports of a worker with room for everything, whose load never changes."""
     folder = Path(settings.model)
     config = json.loads((folder / "config.json").read_text())
@@ -214,7 +215,7 @@ def make_reports(settings: Settings) -> ReportLog:
         worker_id=settings.worker_id,
         boot_epoch=time.time_ns(),
         role=router_pb2.WORKER_ROLE_DECODE,
-        model_fp=model_fingerprint(folder),
+        model_fp=files.fingerprint,
         model_name=settings.model_name,
         kv_spec_digest="simulated",
         block_size=settings.block_size or _BLOCK_SIZE,
@@ -234,12 +235,15 @@ def make_reports(settings: Settings) -> ReportLog:
 
 async def serve(process: Process, settings: Settings) -> None:
     """Serve until a signal."""
-    reports = make_reports(settings)
-    words = WordList.of_tokenizer(Path(settings.model) / "tokenizer.json")
+    folder = Path(settings.model)
+    files = read_model_files(folder)
+    reports = make_reports(settings, files)
+    words = WordList.of_tokenizer(folder / "tokenizer.json")
     worker = SimulatedWorker(words.token_ids("answer", _NUM_WORDS), reports)
 
     def register(server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_DecodeWorkerServicer_to_server(worker, server)
+        worker_pb2_grpc.add_WorkerFilesServicer_to_server(WorkerFilesServicer(files), server)
         worker_pb2_grpc.add_WorkerReportsServicer_to_server(WorkerReportsServicer(reports), server)
 
     server = await start_server(settings.listen, register, link=True)
