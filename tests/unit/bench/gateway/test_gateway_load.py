@@ -3,6 +3,7 @@
 import asyncio
 
 from baton.demo_model import demo_model_path
+from baton.wire.model_files import read_model_files
 from baton.worker.settings import Settings
 from bench.gateway.gateway_bench import parts_ms
 from bench.gateway.gateway_report import render
@@ -31,7 +32,9 @@ def test_a_pace_travels_in_the_seed_of_a_request() -> None:
 
 
 def test_a_router_takes_the_simulated_worker_with_its_settings_left_out() -> None:
-    reports = make_reports(Settings(worker_id="decode-1", model=str(demo_model_path())))
+    folder = demo_model_path()
+    settings = Settings(worker_id="decode-1", model=str(folder))
+    reports = make_reports(settings, read_model_files(folder))
     assert registration_of(reports.register).num_blocks > 0
 
 
