@@ -128,9 +128,8 @@ def _sweep(options: argparse.Namespace, target: Target, folder: Path, command: l
     (folder / "sweep.json").write_text(json.dumps(found, indent=1))
     (folder / "sweep.svg").write_text(sweep.picture(points, found["knee"]))
     worse = list(sweep.regressions(before, points, options.tolerance)) if before else []
-    print(
-        "\n".join(["", *notes, sweep.HEADINGS, *map(sweep.line, points), "", found["told"], *worse])
-    )
+    told = [found["told"], *([sweep.compared(before, points, worse)] if before else []), *worse]
+    print("\n".join(["", *notes, sweep.HEADINGS, *map(sweep.line, points), "", *told]))
     print(f"sweep: {folder}/sweep.svg and sweep.json", flush=True)
     return NOT_KEPT if found["knee"] is None or found["is_undecided"] or worse else KEPT
 

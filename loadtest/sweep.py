@@ -230,6 +230,14 @@ def regressions(
             yield f"{one.rate:g}/s: goodput {number(was)} before, {number(one.goodput_per_s)} now"
 
 
+def compared(before: Mapping[str, Any], points: Sequence[Point], worse: Sequence[str]) -> str:
+    """The result of a comparison in one sentence."""
+    common = {row["rate"] for row in before["points"]} & {one.rate for one in points}
+    if not common:
+        return "nothing is compared: no rate is in both sweeps"
+    return f"of {len(common)} rates that the baseline has, {len(worse) or 'none'} became worse"
+
+
 def as_dict(
     scenario: Scenario, seconds: float, points: Sequence[Point], notes: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -254,11 +262,18 @@ def _label(points: Sequence[Point], best: float) -> str:
 def picture(points: Sequence[Point], best: float | None) -> str:
     """The goodput curve as an SVG that stands alone, light and dark."""
     asked = Series("asked for", "e", [(0, 0.0), *((one.rate, one.rate) for one in points)])
-    good = Series("served well", "c", [(one.rate, one.goodput_per_s) for one in points])
-    shown = [asked, good]
+    measured, late = (
+        [(one.rate, one.goodput_per_s if one.is_measured is kept else None) for one in points]
+        for kept in (True, False)
+    )
+    shown = [asked, Series("served well", "c", measured)]
+    across = "requests asked for, per s"
+    if any(not one.is_measured for one in points):
+        shown.append(Series("generator late", "l", late, is_named=False))
+        across += " (grey dots: the generator was late)"
     if best is not None:
         shown.append(Series(_label(points, best), "b", [(best, 0.0), (best, best)]))
-    svg = line_chart("goodput by rate", shown, Axis("requests asked for, per s", "good per s"))
+    svg = line_chart("goodput by rate", shown, Axis(across, "good per s"))
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
         ">", f"><style>{_STYLE}</style>", 1
     )
@@ -268,9 +283,9 @@ _STYLE = (
     "text{font:11px system-ui,'DejaVu Sans',sans-serif;fill:#5b6672}text.y{text-anchor:end}"
     "text.x{text-anchor:middle}.grid{stroke:#dfe4ea;fill:none}"
     ".line{fill:none;stroke-width:2}.line.e{stroke:#a9b4c0;stroke-dasharray:5 4}"
-    ".line.c{stroke:#1a7d4f}.line.b{stroke:#d9752b}.dot{stroke:none}.dot.e{fill:none}"
-    ".dot.c{fill:#1a7d4f}.dot.b{fill:#d9752b}.swatch.e{fill:#a9b4c0}.swatch.c{fill:#1a7d4f}"
-    ".swatch.b{fill:#d9752b}"
+    ".line.c{stroke:#1a7d4f}.line.b{stroke:#d9752b}.line.l{stroke:none}.dot{stroke:none}"
+    ".dot.e{fill:none}.dot.c{fill:#1a7d4f}.dot.b{fill:#d9752b}.dot.l{fill:#a9b4c0}"
+    ".swatch.e{fill:#a9b4c0}.swatch.c{fill:#1a7d4f}.swatch.b{fill:#d9752b}"
     "@media (prefers-color-scheme:dark){text{fill:#98a3af}.grid{stroke:#333b45}"
     ".line.c{stroke:#4cc38a}.line.b{stroke:#f0985a}}"
 )

@@ -22,6 +22,7 @@ class Series:
     name: str
     style: str
     points: Sequence[Point]
+    is_named: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def _names(series: Sequence[Series], axis: Axis) -> list[str]:
         f'<text class="x" x="{(_LEFT + WIDTH) / 2}" y="{HEIGHT + 6}">{escape(axis.across)}</text>'
     ]
     at = _LEFT
-    for one in (Series(axis.up + ":", "", ()), *series):
+    for one in (Series(axis.up + ":", "", ()), *(one for one in series if one.is_named)):
         if one.style:
             parts.append(
                 f'<rect class="swatch {one.style}" x="{at}" y="{below - 5}" width="12" height="3"/>'

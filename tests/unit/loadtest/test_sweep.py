@@ -109,6 +109,10 @@ def test_less_than_an_earlier_sweep_served_is_told_for_the_same_rates() -> None:
     before = sweep.as_dict(scenario.load("mixed"), 30, [point(1), point(2)])
     worse = list(regressions(before, [point(1), point(2, 0.7), point(4, 0.1)], 0.15))
     assert worse == ["2/s: goodput 2 before, 1.4 now"]
+    told = sweep.compared(before, [point(1), point(2, 0.7), point(4, 0.1)], worse)
+    assert told == "of 2 rates that the baseline has, 1 became worse"
+    assert "none became worse" in sweep.compared(before, [point(1)], [])
+    assert "nothing is compared" in sweep.compared(before, [point(4)], [])
 
 
 def test_the_picture_stands_alone() -> None:
@@ -119,6 +123,14 @@ def test_the_picture_stands_alone() -> None:
 @pytest.mark.parametrize("above", [[], [point(4, lag_ms=500)]], ids=["all good", "late"])
 def test_the_picture_names_no_knee_that_is_not_known(above: list[Point]) -> None:
     assert "good up to 2/s at least" in texts_of([point(1), point(2), *above])
+
+
+def test_the_line_of_the_picture_leaves_out_what_was_not_measured() -> None:
+    drawn = ElementTree.fromstring(picture([point(1), point(2, 0.2, lag_ms=500), point(4)], 1))
+    dots = [each.get("class") for each in drawn.iter() if each.tag.endswith("circle")]
+    assert dots.count("dot c") == 2
+    assert dots.count("dot l") == 1
+    assert any("grey dots" in str(each.text) for each in drawn.iter())
 
 
 def texts_of(points: list[Point]) -> set[str | None]:
