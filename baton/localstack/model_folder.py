@@ -6,6 +6,7 @@ holds both together. Knows neither torch nor transformers.
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ _LENGTHS = ("max_position_embeddings", "n_positions")
 _INDEX = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 2**20
+# Where transformers names all types of models, in quotes.
+_TYPE_LISTS = ("auto_mappings.py", "configuration_auto.py")
 
 
 class FolderRefused(Refusal):
@@ -72,6 +75,13 @@ def _of_architecture(config: dict[str, Any]) -> Iterator[str]:
     if not isinstance(kind, str):
         yield "config.json has no model_type, so it is no model of transformers"
         return
+    if not is_named_by_transformers(kind):
+        yield (
+            f"type {kind!r} needs its own Python code (auto_map), which is never run"
+            if "auto_map" in config
+            else f"type {kind!r} is unknown to transformers as installed; a newer one may know it"
+        )
+        return
     if reason := _type_problem(kind, config):
         yield f"{kind} {reason}, which is not served; docs/models.md lists what is"
     text = config.get("text_config")
@@ -83,6 +93,16 @@ def _of_architecture(config: dict[str, Any]) -> Iterator[str]:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if method in UNDECODED_METHODS:
         yield f"quantised weights of {method!r} are not served; take the model in bfloat16 or fp8"
+
+
+def is_named_by_transformers(kind: str) -> bool:
+    """False if transformers' lists of types do not name this one. Does not import them, which takes
+    seconds; True where they cannot be found."""
+    spec = find_spec("transformers")
+    roots = spec.submodule_search_locations if spec else None
+    files = [Path(root) / "models" / "auto" / name for root in roots or () for name in _TYPE_LISTS]
+    lists = [file.read_text() for file in files if file.is_file()]
+    return not lists or any(f'"{kind}"' in text for text in lists)
 
 
 def _type_problem(kind: str, config: dict[str, Any]) -> str:

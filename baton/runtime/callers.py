@@ -2,7 +2,8 @@
 
 Every certificate carries the DNS name of all peers ("baton"). One that also names its service
 ("gateway.baton") is held to that: with a worker's certificate no bill is settled. A certificate
-without such a name may make every call, for deployments that have one certificate for all.
+without such a name may make every call, for deployments that have one certificate for all; where
+each service has its own (BATON_TLS_PER_SERVICE), it may make none of these.
 """
 
 import inspect
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 
 from baton.runtime import logs
+from baton.runtime.peer_tls import PeerTls
 
 # gRPC service, or one method of it -> the services whose calls it takes; a method's own row stands
 # before its service's. Absent: any peer's, as for health checks.
@@ -35,8 +37,8 @@ _log = logs.get("callers")
 class PeersOnly(grpc.aio.ServerInterceptor):
     """Refuses callers whose certificate names no peer, or a service that may not make the call."""
 
-    def __init__(self, peer_name: str) -> None:
-        self._peer_name = peer_name
+    def __init__(self, tls: PeerTls) -> None:
+        self._tls = tls
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -67,24 +69,25 @@ class PeersOnly(grpc.aio.ServerInterceptor):
         names = [name.decode() for name in context.auth_context().get("peer_dns", ())]
         service = method.partition("/")[0]
         may_call = CALLERS.get(method, CALLERS.get(service))
-        reason = refusal(names, self._peer_name, service, may_call)
+        reason = refusal(names, self._tls, service, may_call)
         if reason:
             _log.warning("caller_refused", peer=context.peer(), reason=reason[:300])
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason[:500])
 
 
 def refusal(
-    names: Collection[str], peer_name: str, service: str, may_call: Collection[str] | None
+    names: Collection[str], tls: PeerTls, service: str, may_call: Collection[str] | None
 ) -> str:
     """The reason why a certificate with these DNS names may not call `service`; empty = it may.
 
     `may_call`: the services that may; None = every peer.
     """
     shown = ", ".join(names) or "nobody"
-    if peer_name not in names:
-        return f"the caller's certificate names {shown}, not {peer_name}"
-    suffix = f".{peer_name}"
+    if tls.peer_name not in names:
+        return f"the caller's certificate names {shown}, not {tls.peer_name}"
+    suffix = f".{tls.peer_name}"
     callers = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-    if callers and may_call is not None and callers.isdisjoint(may_call):
+    is_judged = may_call is not None and (callers or tls.per_service)
+    if is_judged and callers.isdisjoint(may_call or ()):
         return f"the caller's certificate names {shown}, which may not call {service}"
     return ""

@@ -95,17 +95,23 @@ class _Failed(Protocol):
 
 
 def open_channel(
-    target: str, *, link: bool = False, small_window: bool = False, tls: PeerTls | None = None
+    target: str,
+    service: str = "",
+    *,
+    link: bool = False,
+    small_window: bool = False,
+    tls: PeerTls | None = None,
 ) -> grpc.aio.Channel:
     """A channel to "host:port", which connects on first use.
 
-    `link`: for a shared stream. `small_window`: for small frames whose writer must soon notice that
-    they are not read. `tls`: the identity to show instead of the process's own.
+    `service`: the one that has to answer ("router"), where each has a certificate of its own; any
+    peer without it. `link`: for a shared stream. `small_window`: for small frames whose writer must
+    soon notice that they are not read. `tls`: the identity to show instead of the process's own.
     """
     options = MESSAGE_OPTIONS + _NO_PROXY
     options += LINK_OPTIONS + _OWN_CONNECTION if link else _UNARY_OPTIONS
     options += _SMALL_WINDOW if small_window else []
-    return _open(target, options, tls)
+    return _open(target, options, tls, service)
 
 
 def open_outside_channel(endpoint: str, authorities: bytes | None = None) -> grpc.aio.Channel:
@@ -119,22 +125,22 @@ def open_outside_channel(endpoint: str, authorities: bytes | None = None) -> grp
 
 
 def open_balanced_channel(
-    endpoints: Sequence[str], *, tls: PeerTls | None = None
+    endpoints: Sequence[str], service: str = "", *, tls: PeerTls | None = None
 ) -> grpc.aio.Channel:
     """A channel to all replicas of a service: one "host:port", whose name may stand for several
-    addresses, or several with addresses of one family. `tls` as for `open_channel`."""
+    addresses, or several with addresses of one family. Else as `open_channel`."""
     assert endpoints, "at least one replica"
     family = "ipv6" if endpoints[0].startswith("[") else "ipv4"
     target = endpoints[0] if len(endpoints) == 1 else f"{family}:{','.join(endpoints)}"
     balanced: Options = [("grpc.service_config", json.dumps(_BALANCED))]
     # A second channel is opened to be rid of connections to replicas that hang.
     options = MESSAGE_OPTIONS + _NO_PROXY + _UNARY_OPTIONS + _OWN_CONNECTION + balanced
-    return _open(target, options, tls)
+    return _open(target, options, tls, service)
 
 
-def _open(target: str, options: Options, tls: PeerTls | None) -> grpc.aio.Channel:
+def _open(target: str, options: Options, tls: PeerTls | None, service: str) -> grpc.aio.Channel:
     if tls := tls or peer_tls.of_process():
-        return RenewedChannel(target, options, tls)
+        return RenewedChannel(target, options, tls, service)
     return grpc.aio.insecure_channel(target, options=options)
 
 

@@ -74,7 +74,7 @@ async def start_server(
     tls = tls or peer_tls.of_process()
     options = MESSAGE_OPTIONS + _SERVER_OPTIONS + (LINK_OPTIONS if link else [])
     server = grpc.aio.server(
-        interceptors=[PeersOnly(tls.peer_name)] if tls else [],
+        interceptors=[PeersOnly(tls)] if tls else [],
         options=[*options, ("grpc.so_reuseport", 0)],
     )
     health = HealthServicer()

@@ -1,11 +1,13 @@
 """Mutual TLS between services: one certificate, its key and the authorities trusted, from files.
 
 Every peer's certificate carries the same DNS name (`peer_name`), and both ends of a connection
-check it: the signature of a cluster's authority is not enough. The files are checked again for each
-new connection and call, so a renewed certificate needs no restart; open connections go on. While
-the files do not fit each other, as in the middle of a renewal, the last ones that did stay in use.
-Without files, a process listens only on addresses of this machine, unless the setting `plaintext`
-says otherwise. Knows neither servers nor channels (grpc_server.py, grpc_channel.py).
+check it: the signature of a cluster's authority is not enough. With `per_service` each also names
+its service ("quota.baton"), and a server must show the name as which it was called. The files are
+checked again for each new connection and call, so a renewed certificate needs no restart; open
+connections go on. While the files do not fit each other, as in the middle of a renewal, the last
+ones that did stay in use. Without files, a process listens only on addresses of this machine,
+unless the setting `plaintext` says otherwise. Knows neither servers nor channels (grpc_server.py,
+grpc_channel.py).
 """
 
 import ipaddress
@@ -37,6 +39,9 @@ class Settings:
     ca_file: Path | None = None
     # The DNS name that the certificate of every peer must carry.
     peer_name: str = "baton"
+    # Each service has a certificate of its own, which also names it ("quota.baton"): one without
+    # such a name is refused, and so is a server of another service than the one that was called.
+    per_service: bool = False
     # Listen without TLS on addresses that other machines reach.
     plaintext: bool = False
 
@@ -68,10 +73,14 @@ class Material:
 class PeerTls:
     """This process's identity, and the name that its peers must show. Methods run in any thread."""
 
-    def __init__(self, cert_file: Path, key_file: Path, ca_file: Path, peer_name: str) -> None:
-        """Raises SettingsError when the files cannot be read or do not fit each other."""
+    def __init__(
+        self, files: tuple[Path, Path, Path], peer_name: str, *, per_service: bool = False
+    ) -> None:
+        """`files`: certificate, key and authorities. Raises SettingsError when they cannot be read
+        or do not fit each other."""
         self.peer_name = peer_name
-        self._files = (cert_file, key_file, ca_file)
+        self.per_service = per_service
+        self._files = files
         self._seen: tuple[tuple[int, ...], ...] = ()
         # The last failure that was logged.
         self._failure: str | None = None
@@ -82,6 +91,10 @@ class PeerTls:
             self._material = self._read()
         except OSError as error:  # ssl.SSLError is one
             raise SettingsError(f"{PREFIX}*_FILE: {self._reason(error)}") from error
+
+    def server_name(self, service: str) -> str:
+        """The DNS name that a server of `service` must show; that of all peers without one."""
+        return f"{service}.{self.peer_name}" if service and self.per_service else self.peer_name
 
     def material(self) -> Material:
         """The newest content of the files that fits together."""
@@ -188,7 +201,8 @@ def of_process() -> PeerTls | None:
     settings = _settings()
     if not (settings.cert_file and settings.key_file and settings.ca_file):
         return None
-    return PeerTls(settings.cert_file, settings.key_file, settings.ca_file, settings.peer_name)
+    files = (settings.cert_file, settings.key_file, settings.ca_file)
+    return PeerTls(files, settings.peer_name, per_service=settings.per_service)
 
 
 def check_listen(listen: str) -> None:

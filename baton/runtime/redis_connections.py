@@ -99,7 +99,7 @@ class _PeerConnection(SSLConnection):
 
 @cache
 def _identity(cert_file: str, key_file: str, ca_file: str, server_name: str) -> PeerTls:
-    return PeerTls(Path(cert_file), Path(key_file), Path(ca_file), server_name)
+    return PeerTls((Path(cert_file), Path(key_file), Path(ca_file)), server_name)
 
 
 def _quick(kind: type[AbstractConnection]) -> type[AbstractConnection]:

@@ -18,10 +18,10 @@ Options = list[tuple[str, int | str]]
 class RenewedChannel(grpc.aio.Channel):
     """A channel like those of `grpc.aio.secure_channel`; connects on first use."""
 
-    def __init__(self, target: str, options: Options, tls: PeerTls) -> None:
+    def __init__(self, target: str, options: Options, tls: PeerTls, service: str) -> None:
         self._target = target
         # Peers are dialled by address, and their certificates carry a name.
-        self._options = [*options, ("grpc.ssl_target_name_override", tls.peer_name)]
+        self._options = [*options, ("grpc.ssl_target_name_override", tls.server_name(service))]
         self._tls = tls
         self._material = tls.material()
         self._channel = self._open(self._material)

@@ -47,8 +47,8 @@ class MemberFiles:
     key: Path
     ca: Path
 
-    def tls(self, peer_name: str = "baton") -> PeerTls:
-        return PeerTls(self.cert, self.key, self.ca, peer_name)
+    def tls(self, peer_name: str = "baton", *, per_service: bool = False) -> PeerTls:
+        return PeerTls((self.cert, self.key, self.ca), peer_name, per_service=per_service)
 
     def environment(self) -> dict[str, str]:
         """The variables that name these files to a process."""

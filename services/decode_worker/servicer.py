@@ -27,7 +27,7 @@ class HandoffCall(ClientFrameStream[handoff_pb2.DecodeFrame]):
     """One handoff stream with a channel of its own, which ends with it."""
 
     def __init__(self, endpoint: str) -> None:
-        self._channel = open_channel(endpoint, link=True)
+        self._channel = open_channel(endpoint, "worker", link=True)
         super().__init__(start_call(self._channel))
 
     async def close(self) -> None:

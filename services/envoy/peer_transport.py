@@ -28,7 +28,7 @@ def peer_transport(peer: peer_tls.Settings, secrets_folder: Path | None) -> Json
             "tls_certificate_sds_secret_configs": [_from_file(secrets_folder, _OWN)],
             "validation_context_sds_secret_config": _from_file(secrets_folder, _PEERS),
         }
-    tls = typed(_TLS + "UpstreamTlsContext", common_tls_context=context, sni=peer.peer_name)
+    tls = typed(_TLS + "UpstreamTlsContext", common_tls_context=context, sni=_server_name(peer))
     return {"name": "envoy.transport_sockets.tls", "typed_config": tls}
 
 
@@ -72,6 +72,11 @@ def _validation(peer: peer_tls.Settings) -> Json:
         "trusted_ca": {"filename": str(peer.ca_file)},
         "watched_directory": {"path": str(peer.ca_file.parent)},
         "match_typed_subject_alt_names": [
-            {"san_type": "DNS", "matcher": {"exact": peer.peer_name}}
+            {"san_type": "DNS", "matcher": {"exact": _server_name(peer)}}
         ],
     }
+
+
+def _server_name(peer: peer_tls.Settings) -> str:
+    """The name that the control plane shows."""
+    return f"edge.{peer.peer_name}" if peer.per_service else peer.peer_name

@@ -40,7 +40,7 @@ class ReportCall(ClientFrameStream[worker_pb2.ReportAck]):
     """A stream of reports over a channel of its own, which is closed with it."""
 
     def __init__(self, endpoint: str) -> None:
-        self._channel = open_channel(endpoint, link=True)
+        self._channel = open_channel(endpoint, "worker", link=True)
         super().__init__(worker_pb2_grpc.WorkerReportsStub(self._channel).Watch())
 
     async def close(self) -> None:
@@ -51,7 +51,7 @@ class NewsCall(ClientFrameStream[None]):
     """A stream of a peer's news over a channel of its own, which is closed with it."""
 
     def __init__(self, router_id: str, address: str) -> None:
-        self._channel = open_channel(address, link=True)
+        self._channel = open_channel(address, "router", link=True)
         request = peers_pb2.FollowRequest(protocol=PROTOCOL_VERSION, router_id=router_id)
         super().__init__(peers_pb2_grpc.RouterPeersStub(self._channel).Follow(request))
 

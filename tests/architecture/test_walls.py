@@ -1,5 +1,6 @@
 """The import contracts are walls: each forbidden import breaks one, in a copy of the tree."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -129,3 +130,14 @@ def test_a_forbidden_import_is_noticed(
 ) -> None:
     with added(f"import {imported}", tree.folder / module):
         assert any(contract in names for names in tree.broken_contracts())
+
+
+def test_each_service_says_which_service_has_to_answer_its_calls() -> None:
+    opened = {"open_channel": 0, "open_balanced_channel": 0}
+    for file in (ROOT / "services").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            name = ast.unparse(node.func).split(".")[-1] if isinstance(node, ast.Call) else ""
+            if name in opened:
+                opened[name] += 1
+                assert len(node.args) == 2, f"{file}: {ast.unparse(node)} names no service"
+    assert all(opened.values())

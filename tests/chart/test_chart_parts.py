@@ -107,7 +107,9 @@ def test_script_of_helm_test_tells_a_stream_from_anything_else(
 
 async def test_services_trust_each_other_by_the_generated_certificate(tmp_path: Path) -> None:
     generated_certificate("gateway", tmp_path)
-    tls = PeerTls(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt", "baton")
+    tls = PeerTls(
+        (tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt"), "baton", per_service=True
+    )
     server = await start_server("127.0.0.1:0", lambda grpc_server: None, tls=tls)
     try:
         async with open_channel(f"127.0.0.1:{server.port}", tls=tls) as channel:

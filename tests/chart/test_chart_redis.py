@@ -120,6 +120,9 @@ def test_envoy_and_redis_speak_tls_where_services_do(
     assert address.startswith("rediss://baton-redis:6379/0?")
     shown = dict(parse_qsl(urlsplit(address).query))["ssl_server_name"]
     assert (edge["BATON_EDGE_GATEWAY_NAME"], shown) == names
+    worker = environment(named(objects, "Deployment", "baton-baton-demo-decode"))
+    for services in (quota, edge, worker, environment(gateway)):
+        assert services.get("BATON_TLS_PER_SERVICE") == ("true" if "." in shown else None)
     lines = named(objects, "ConfigMap", "baton-redis")["data"]["redis.conf"].splitlines()
     assert {"port 0", "tls-port 6379", "tls-auth-clients yes"} <= {line.strip() for line in lines}
 

@@ -21,6 +21,8 @@ METHODS = {
     "router": "baton.wire.v1.Router/Calls",
     "decode": "baton.wire.v1.DecodeWorker/Serve",
 }
+# The services as which they answer.
+ANSWERS_AS = {"quota": "quota", "tokenizer": "tokenizer", "router": "router", "decode": "worker"}
 SERVICES = ("gateway", "quota", "tokenizer", "router", "worker", "edge", "envoy")
 # Runs in the gateway's image, with its input in the place of INPUT.
 PROGRAM = """
@@ -31,7 +33,7 @@ for caller, (key, certificate) in given["certificates"].items():
     own = [text and text.encode() for text in (given["ca"], key, certificate)]
     credentials = grpc.ssl_channel_credentials(*own)
     for server, method in given["methods"].items():
-        options = [("grpc.ssl_target_name_override", "baton")]
+        options = [("grpc.ssl_target_name_override", given["names"][server])]
         with grpc.secure_channel(given["targets"][server], credentials, options) as channel:
             call = channel.stream_stream("/" + method)(iter([]), timeout=20)
             try:
@@ -83,6 +85,7 @@ def given(release: Release) -> dict[str, Any]:
         "ca": files["ca.crt"],
         "certificates": certificates,
         "methods": METHODS,
+        "names": {server: f"{name}.baton" for server, name in ANSWERS_AS.items()},
         "targets": targets,
         "gateway": f"{gateway}:8080",
     }
@@ -122,6 +125,20 @@ def test_a_stolen_certificate_makes_the_calls_of_its_own_service_and_no_others(
     assert let_in == allowed
     # Who shows none does not even come to be judged.
     assert {codes[f"nobody {server}"] for server in METHODS} == {"UNAVAILABLE"}
+
+
+def test_a_server_answers_for_no_other_service(release: Release, given: dict[str, Any]) -> None:
+    own = {"gateway": given["certificates"]["gateway"]}
+    answered = []
+    for name in set(ANSWERS_AS.values()):
+        names = dict.fromkeys(METHODS, f"{name}.baton")
+        codes = run_in(release, "gateway", PROGRAM, {**given, "certificates": own, "names": names})
+        answered += [(call, name) for call, code in codes.items() if code != "UNAVAILABLE"]
+    asked = len(METHODS) * len(set(ANSWERS_AS.values()))
+    right = {(f"gateway {server}", name) for server, name in ANSWERS_AS.items()}
+    wrong = len(set(answered) - right)
+    release.rows.append(Row("calls to a stolen pod as another service", 1, asked, wrong, 0, "-"))
+    assert set(answered) == right
 
 
 def test_gateways_answer_to_the_certificate_of_envoy_alone(

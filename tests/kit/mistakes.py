@@ -179,6 +179,11 @@ FOLDERS = (
         "quantised weights of 'gptq' are not served; take the model in bfloat16 or fp8",
     ),
     Mistake(
+        "a type that transformers does not know",
+        "the reason, after 12 to 14 s",
+        "type 'llama7' is unknown to transformers as installed; a newer one may know it",
+    ),
+    Mistake(
         "no model_type",
         "`type None is unknown to transformers`, after 12 to 14 s",
         "config.json has no model_type, so it is no model of transformers",

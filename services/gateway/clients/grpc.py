@@ -94,8 +94,8 @@ class _Connection:
     """A channel to all replicas of a service, since when it is there, and what ends when it is
     left. gRPC closes a channel that nobody uses."""
 
-    def __init__(self, endpoints: Sequence[str], stub: Any, clock: Clock) -> None:
-        self.channel = grpc_channel.open_balanced_channel(endpoints)
+    def __init__(self, endpoints: Sequence[str], service: str, stub: Any, clock: Clock) -> None:
+        self.channel = grpc_channel.open_balanced_channel(endpoints, service)
         self.stub = stub(self.channel)
         self.calls = SharedCalls.over_grpc(self.stub, clock, is_balanced=True)
         self.large_calls = SharedCalls.over_grpc(self.stub, clock, is_balanced=True)
@@ -117,12 +117,13 @@ class _Connection:
 class _Replicas:
     """The connection to a service, of which there may be several replicas."""
 
+    _service: str
     _stub: Any
 
     def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
         self._clock = clock
         self._endpoints = tuple(endpoints)
-        self._connection = _Connection(endpoints, self._stub, clock)
+        self._connection = _Connection(endpoints, self._service, self._stub, clock)
 
     def move(self, endpoints: Sequence[str]) -> None:
         """Ask the replicas at these endpoints from now on."""
@@ -152,7 +153,7 @@ class _Replicas:
 
     def _reconnect(self) -> None:
         left = self._connection
-        self._connection = _Connection(self._endpoints, self._stub, self._clock)
+        self._connection = _Connection(self._endpoints, self._service, self._stub, self._clock)
         left.leave()
 
 
@@ -164,6 +165,7 @@ class GrpcQuota(_Replicas):
     fresh one, which has only replicas that answer.
     """
 
+    _service = "quota"
     _stub = quota_pb2_grpc.QuotaStub
 
     async def authenticate(
@@ -219,6 +221,7 @@ class GrpcTokenizer(_Replicas):
     Large prompts have streams of their own: none waits behind another tenant's megabytes.
     """
 
+    _service = "tokenizer"
     _stub = tokenizer_pb2_grpc.TokenizerStub
 
     async def encode(
@@ -261,7 +264,7 @@ class GrpcRouter:
     """RouterClient of one router."""
 
     def __init__(self, endpoint: str, clock: Clock) -> None:
-        self._channel = grpc_channel.open_channel(endpoint)
+        self._channel = grpc_channel.open_channel(endpoint, "router")
         self._stub = router_pb2_grpc.RouterStub(self._channel)
         self._calls = SharedCalls.over_grpc(self._stub, clock, is_balanced=False)
 
@@ -305,7 +308,7 @@ def _no_tokenizer() -> BatonError:
 
 async def dial_worker(endpoint: str) -> WorkerStream:
     """A fresh shared stream to a decode worker, on a channel of its own."""
-    channel = grpc_channel.open_channel(endpoint, link=True, small_window=True)
+    channel = grpc_channel.open_channel(endpoint, "worker", link=True, small_window=True)
     call = worker_pb2_grpc.DecodeWorkerStub(channel).Serve()
     stream: WorkerStream = _CallStream(call, channel)
     return stream

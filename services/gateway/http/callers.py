@@ -26,4 +26,4 @@ class HttpCallers:
         if not shown:
             return "this gateway is called by services with a certificate"
         names = [value for kind, value in shown.get("subjectAltName", ()) if kind == "DNS"]
-        return refusal(names, self.identity.peer_name, "the gateway", self.services)
+        return refusal(names, self.identity, "the gateway", self.services)

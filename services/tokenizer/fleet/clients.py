@@ -51,7 +51,7 @@ async def _follow_router(
 ) -> None:
     """Follow one router's view until it is lost. Raises BatonError."""
     view, known = RouterView(), None
-    async with grpc_channel.open_channel(endpoint) as channel:
+    async with grpc_channel.open_channel(endpoint, "router") as channel:
         call = router_pb2_grpc.RouterStub(channel).WatchAdmission(
             router_pb2.WatchAdmissionRequest(takes_deltas=True), metadata=grpc_channel.outgoing()
         )
@@ -77,7 +77,7 @@ async def fetch_files(endpoint: str, model_fp: str) -> ModelFiles:
     """The files of a model, from a worker. Raises BatonError, BadModelFiles when they are not those
     of the fingerprint."""
     data = bytearray()
-    async with grpc_channel.open_channel(endpoint) as channel:
+    async with grpc_channel.open_channel(endpoint, "worker") as channel:
         call = worker_pb2_grpc.WorkerFilesStub(channel).GetModelFiles(
             worker_pb2.GetModelFilesRequest(model_fp=model_fp),
             timeout=FETCH_S,

@@ -21,6 +21,8 @@ from tests.integration.edge.edge_load import Load
 from tests.integration.edge.edge_stack import PATIENCE_S, SmallGateway
 
 PLANE, ENVOY = "services.edge", "services.envoy"
+# One certificate for both, which names both services.
+_NAMES = "DNS:baton,DNS:edge.baton,DNS:envoy.baton"
 
 
 # Four processes start, one after the other.
@@ -39,11 +41,12 @@ class Programs:
 
     def __init__(self, gateways: Sequence[int], folder: Path) -> None:
         self.folder = folder
-        self.files = Authority(folder, "peers").issue(folder / "member")
+        self.files = Authority(folder, "peers").issue(folder / "member", _NAMES)
         ads, self.http, admin = free_ports(3)
         self.environment = {
             **os.environ,
             **self.files.environment(),
+            "BATON_TLS_PER_SERVICE": "true",
             "BATON_EDGE_LISTEN": f"{LOOPBACK}:{ads}",
             "BATON_EDGE_GATEWAYS": ",".join(f"localhost:{port}@here/a" for port in gateways),
             "BATON_EDGE_POLL_S": "0.2",

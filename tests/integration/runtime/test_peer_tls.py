@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import grpc
@@ -170,6 +170,43 @@ async def test_a_stolen_pod_makes_the_calls_of_its_own_service_and_no_others(
     assert done == {(caller, name) for name, callers in CALLERS.items() for caller in callers}
 
 
+REFUSED = pytest.raises(Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("names", "result"),
+    [
+        ("DNS:baton,DNS:quota.baton", nullcontext()),
+        ("DNS:baton,DNS:router.baton", REFUSED),
+        ("DNS:baton", REFUSED),
+    ],
+)
+async def test_a_stolen_pod_answers_for_no_other_service(
+    authority, tmp_path, names: str, result
+) -> None:
+    server_files = authority.issue(tmp_path / "server", san=names)
+    gateway = authority.issue(tmp_path / "caller", san="DNS:baton,DNS:gateway.baton")
+    own = gateway.tls(per_service=True)
+    async with serving(server_files.tls(per_service=True)) as server:
+        target = f"127.0.0.1:{server.port}"
+        for channel in (
+            grpc_channel.open_channel(target, "quota", tls=own),
+            grpc_channel.open_balanced_channel([target], "quota", tls=own),
+        ):
+            async with channel:
+                with result:
+                    await settle_over(channel)
+
+
+async def test_a_certificate_without_a_service_makes_no_call_where_each_has_its_own(
+    authority, files, tmp_path
+) -> None:
+    server_files = authority.issue(tmp_path / "quota", san="DNS:baton,DNS:quota.baton")
+    async with serving(server_files.tls(per_service=True)) as server:
+        with pytest.raises(InternalFailure, match="names baton, which may not call"):
+            await settle(server.port, files.tls())
+
+
 def test_every_service_of_the_protocol_names_its_callers() -> None:
     protocol = {
         service.full_name
@@ -250,7 +287,7 @@ async def test_files_that_do_not_fit_each_other_leave_the_last_in_use(
     assert renewed.certificates == next_files.cert.read_bytes()
     assert tls.material() is renewed
     with pytest.raises(SettingsError, match="no-such-file"):
-        PeerTls(files.cert, tmp_path / "no-such-file", files.ca, "baton")
+        PeerTls((files.cert, tmp_path / "no-such-file", files.ca), "baton")
 
 
 _PROGRAM = """

@@ -76,6 +76,9 @@ BREAKS: dict[str, Callable[[Path], object]] = {
         folder,
         config_json={"model_type": "llama", "quantization_config": {"quant_method": "gptq"}},
     ),
+    "a type that transformers does not know": lambda folder: write(
+        folder, config_json={"model_type": "llama7"}
+    ),
     "no model_type": lambda folder: write(folder, config_json={}),
     "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
     "half a safetensors file": lambda folder: write(

@@ -52,4 +52,4 @@ def test_an_address_of_other_machines_needs_certificates_or_a_word(monkeypatch) 
 
 def test_files_that_are_absent_are_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"BATON_TLS_.*nothing"):
-        PeerTls(tmp_path / "nothing", tmp_path / "k", tmp_path / "a", "baton")
+        PeerTls((tmp_path / "nothing", tmp_path / "k", tmp_path / "a"), "baton")

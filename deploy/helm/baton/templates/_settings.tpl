@@ -19,6 +19,9 @@ BATON_TLS_PLAINTEXT: "true"
 BATON_TLS_CERT_FILE: /etc/baton/tls/tls.crt
 BATON_TLS_KEY_FILE: /etc/baton/tls/tls.key
 BATON_TLS_CA_FILE: /etc/baton/tls/ca.crt
+{{- if ne (include "baton.tls.name" (dict "root" $ "service" "")) "baton" }}
+BATON_TLS_PER_SERVICE: "true"
+{{- end }}
 {{- end }}
 {{- end }}
 
