@@ -52,7 +52,8 @@ OWN = {
 PODS = (
     "$defs pool", "properties pods", "properties scheduling", "properties gateway",
     "properties quota", "properties tokenizer", "properties router", "properties envoy",
-    "properties edge", "properties redis", "properties tracing properties jaeger",
+    "properties edge", "properties page", "properties redis",
+    "properties tracing properties jaeger",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
 
-from baton.localstack import span_receiver
+from baton.page import span_receiver
 from baton.runtime import instruments as runtime_instruments
 from baton.runtime import peer_tls
 from baton.runtime.instruments import TallyHistogram
@@ -26,6 +26,7 @@ from services.edge import settings as edge_settings
 from services.envoy import settings as envoy_settings
 from services.gateway import instruments as gateway_instruments
 from services.gateway import settings as gateway_settings
+from services.page import settings as page_settings
 from services.quota import instruments as quota_instruments
 from services.quota import settings as quota_settings
 from services.router import instruments as router_instruments
@@ -52,6 +53,7 @@ SETTINGS = (
     ("decode and prefill worker", worker_settings.ENVIRONMENT_PREFIX, worker_settings.Settings),
     ("edge", edge_settings.PREFIX, edge_settings.Settings),
     ("Envoy", envoy_settings.PREFIX, envoy_settings.Settings),
+    ("page of a release", page_settings.PREFIX, page_settings.Settings),
     ("TLS between services", peer_tls.PREFIX, peer_tls.Settings),
     ("local span receiver", "BATON_SPANS_", span_receiver.Settings),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from baton.cli.stack import running_state
 from baton.localstack.home import Home
-from baton.localstack.scraper import Scraper
+from baton.page.scraper import Scraper
 
 # The parts of a prediction, as the gateway names them, and the same for people.
 _PARTS = {
@@ -31,7 +31,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     state = running_state(Home.of_environment())
     scraper = Scraper()
     try:
-        explanation = scraper.explanation(state, arguments.request_id)
+        explanation = scraper.explanation(state.fleet().services, arguments.request_id)
     finally:
         scraper.close()
     if explanation is None:

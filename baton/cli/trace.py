@@ -11,9 +11,9 @@ from typing import Any
 
 from baton.cli.columns import aligned, cut, shown_s
 from baton.localstack.home import Home, StackState
-from baton.localstack.scraper import Scraper
-from baton.localstack.span_store import MAX_SPANS, SpanStore, StoredSpan
 from baton.localstack.waterfall import facts, render
+from baton.page.scraper import Scraper
+from baton.page.span_store import MAX_SPANS, SpanStore, StoredSpan
 from baton.wire import usage_log
 
 # Spans are exported in batches: those of a request that has just ended may not be stored yet.
@@ -147,6 +147,6 @@ def _why_none(home: Home, state: StackState | None, request_id: str) -> str:
 def _open_requests(state: StackState) -> list[dict[str, Any]]:
     scraper = Scraper()
     try:
-        return scraper.open_requests(state)
+        return scraper.open_requests(state.fleet().services)
     finally:
         scraper.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from baton.localstack.refusal import Refusal
+from baton.page.fleet_source import Fleet, Service
 
 ENV_VARIABLE = "BATON_HOME"
 FOLDER = ".baton"
@@ -43,6 +44,23 @@ class StackState:
     stopping: bool = False
     # The names that clients may ask for: models, aliases and adapters.
     models: list[str] = field(default_factory=list)
+
+    def fleet(self) -> Fleet:
+        """The same as the page and `baton top` take it."""
+        services = [
+            Service(
+                name=name,
+                # decode-1 is a decode worker, decode-2-llama is one, too.
+                role=name.partition("-")[0],
+                metrics_url=str(row.get("metrics_url", "")),
+                endpoint=str(row.get("endpoint", "")),
+                is_running=bool(row.get("pid")),
+                started_unix_s=float(row.get("started_unix_s", 0)),
+                num_restarts=int(row.get("num_restarts", 0)),
+            )
+            for name, row in self.services.items()
+        ]
+        return Fleet(self.base_url, services, self.ready, self.stopping)
 
     def endpoints(self) -> dict[str, str]:
         """The address of each process, by name."""
@@ -139,6 +157,11 @@ class Home:
             file.close()
             return None
         return file
+
+    def fleet(self) -> Fleet | None:
+        """The running stack as a fleet, or None."""
+        state = self.read_state()
+        return state.fleet() if state else None
 
     def read_state(self) -> StackState | None:
         """The running stack, or None. A file left by a killed supervisor counts as none."""

@@ -229,7 +229,7 @@ def _add_spans(builder: Builder, home: Home, options: Options) -> None:
         # Senders of spans show no peer certificate; all of them are on this machine.
         **{f"{peer_tls.PREFIX}{name}_FILE": "" for name in ("CERT", "KEY", "CA")},
     }
-    argv = [sys.executable, "-m", "baton.localstack.span_receiver"]
+    argv = [sys.executable, "-m", "baton.page.span_receiver"]
     builder.services.append(ServiceSpec("spans", argv, environment, _STOP_SPANS, endpoint))
 
 

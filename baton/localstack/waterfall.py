@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from baton.localstack.span_store import StoredSpan
+from baton.page.span_store import StoredSpan
 
 # Of the span of a whole request alone, when it has ended.
 _OUTCOME = "baton.outcome"

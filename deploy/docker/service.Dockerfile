@@ -1,5 +1,6 @@
 # A light service: SERVICE is gateway, quota, tokenizer, router, edge or envoy. The image has the folders that
-# the service's import contract allows, the packages of its extras of pyproject.toml, and no pip.
+# the service's import contract allows, the packages of its extras of pyproject.toml, and no pip. The gateway's
+# has the page of a release as well, which needs the same packages: `python -m services.page`.
 ARG BASE=docker.io/library/python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
@@ -35,7 +36,8 @@ COPY . /src
 RUN cd /src && cp -r --parents baton/__init__.py services/__init__.py "services/${SERVICE}" \
         baton/runtime baton/system baton/wire /app && \
     if [ "${SERVICE}" = quota ]; then cp -r --parents baton/keys /app; fi && \
-    cd /app && /opt/venv/bin/python /src/deploy/docker/compile_imported.py "services.${SERVICE}"
+    if [ "${SERVICE}" = gateway ]; then cp -r --parents baton/page services/page /app; page=services.page; fi && \
+    cd /app && /opt/venv/bin/python /src/deploy/docker/compile_imported.py "services.${SERVICE}" ${page:-}
 
 FROM ${BASE}
 ARG SERVICE

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"
-LIGHT = ("gateway", "quota", "tokenizer", "router", "edge", "envoy")
+LIGHT = ("gateway", "quota", "tokenizer", "router", "edge", "envoy", "page")
 
 
 def copied(dockerfile: str) -> set[str]:

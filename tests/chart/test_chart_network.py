@@ -32,6 +32,10 @@ TOLD_BY_THE_ROUTER = {
 # Told to Envoy by the control plane, not by a variable.
 TOLD_BY_THE_CONTROL_PLANE = {("envoy", "gateway", 8080)}
 ADMIN_PORT = 9090
+# Of the page, for the namespaces that it names.
+PAGE_PORT = 8090
+# Without a port that the page of a release could read.
+UNREAD = {"redis", "jaeger", "page", "download", "test", "loadtest"}
 DNS_PORT = 53
 ANY_PORT = 0
 # NIXL listens where it likes.
@@ -71,7 +75,11 @@ def dialled(objects: list[Object]) -> set[Edge]:
                 value = value.replace("/v1", ":80" if value.startswith("http:") else ":443")
             for host, port in ADDRESS.findall(value):
                 edges |= {(component(workload), *end) for end in services[host, port]}
-    has_envoy = any(component(one) == "envoy" for one in workloads)
+    components = {component(one) for one in workloads}
+    if "page" in components:
+        # Found by EndpointSlices.
+        edges |= {("page", read, ADMIN_PORT) for read in components - UNREAD}
+    has_envoy = "envoy" in components
     return edges | TOLD_BY_THE_ROUTER | (TOLD_BY_THE_CONTROL_PLANE if has_envoy else set())
 
 
@@ -129,6 +137,8 @@ def test_everything_else_is_refused(name: str) -> None:
             for port in rule["ports"]
         }
         way_in = {8080} if component(workload) in ("envoy", "gateway") else set()
+        if component(workload) == "page":
+            way_in = {PAGE_PORT}
         assert open_ports <= {ADMIN_PORT} | way_in
         outside = {
             port["port"]
@@ -136,7 +146,7 @@ def test_everything_else_is_refused(name: str) -> None:
             if "to" not in rule
             for port in rule["ports"]
         }
-        finds_others = component(workload) in ("gateway", "router", "edge")
+        finds_others = component(workload) in ("gateway", "router", "edge", "page")
         watches = {443, 6443} if finds_others else set()
         hub = {443} if component(workload) == "download" else set()
         uses_redis = component(workload) in ("quota", "gateway")

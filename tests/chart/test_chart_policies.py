@@ -29,6 +29,12 @@ from tests.chart.rendered import (
 
 SECRET_WORDS = re.compile(r"password|passwd|secret|token(?!i|s)|api[-_]?key", re.IGNORECASE)
 GRACE_REST_S = 10
+# Services of the pods of several workloads, by the ends of their names.
+POOLED = {
+    "baton-workers": ("-prefill", "-decode"),
+    "baton-prefill": ("-prefill",),
+    "baton-decode": ("-decode",),
+}
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -163,8 +169,8 @@ def test_selectors_match_the_pods_they_mean(name: str) -> None:
     for service in of_kind(objects, "Service"):
         found = [pod for pod in pods if selects(service["spec"]["selector"], pods[pod])]
         own = service["metadata"]["name"]
-        if own == "baton-workers":
-            assert found == [pod for pod in pods if pod.endswith(("-prefill", "-decode"))]
+        if own in POOLED:
+            assert found == [pod for pod in pods if pod.endswith(POOLED[own])]
         else:
             assert found == [own]
         workload = next(
@@ -261,7 +267,7 @@ def test_only_those_who_find_others_may_ask_the_api_server_and_only_for_endpoint
     ]
     for workload in of_kind(objects, *WORKLOADS):
         spec = pod_of(workload)["spec"]
-        watches = component(workload) in ("gateway", "router", "edge")
+        watches = component(workload) in ("gateway", "router", "edge", "page")
         assert spec["automountServiceAccountToken"] is watches
         assert spec["serviceAccountName"] == ("baton-watcher" if watches else "baton")
 

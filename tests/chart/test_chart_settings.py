@@ -15,6 +15,7 @@ from baton.worker import settings as worker_settings
 from services.edge import settings as edge_settings
 from services.envoy import settings as envoy_settings
 from services.gateway import settings as gateway_settings
+from services.page import settings as page_settings
 from services.quota import settings as quota_settings
 from services.quota.prices import parse_prices
 from services.router import settings as router_settings
@@ -50,6 +51,7 @@ CLASSES: dict[str, tuple[str, Any]] = {
     "decode": WORKER,
     "edge": (edge_settings.PREFIX, edge_settings.Settings),
     "envoy": (envoy_settings.PREFIX, envoy_settings.Settings),
+    "page": (page_settings.PREFIX, page_settings.Settings),
 }
 # Read by libraries, by the process root and by the test's script.
 OTHERS = {

@@ -41,7 +41,11 @@ def set_values(words: tuple[str, ...]) -> dict[str, Any]:
 def names() -> set[str]:
     """Objects of a release with all that pages speak of, and the pods of its StatefulSets."""
     objects = render(
-        {"quota": {"adminApi": {"existingSecret": "baton-admin"}}, "loadtest": {"enabled": True}}
+        {
+            "quota": {"adminApi": {"existingSecret": "baton-admin"}},
+            "loadtest": {"enabled": True},
+            "page": {"enabled": True},
+        }
     )
     found = {each["metadata"]["name"] for each in objects}
     pods = {

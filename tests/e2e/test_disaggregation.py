@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import httpx
 import pytest
 
-from baton.localstack.span_store import SpanStore, StoredSpan
+from baton.page.span_store import SpanStore, StoredSpan
 from tests import needs
 from tests.e2e.conftest import wait_until
 

@@ -9,7 +9,7 @@ import openai
 import psutil
 import pytest
 
-from baton.localstack.span_store import SpanStore
+from baton.page.span_store import SpanStore
 from tests.e2e.conftest import Stack, wait_until
 
 HOPS = {

@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from baton.localstack.home import Home, StackState
-from baton.localstack.scraper import admin_urls
 from tools.dashboards.__main__ import FOLDER
 from tools.dashboards.picture import Answer, page
 from tools.dashboards.prometheus import Line, Prometheus, QueryError, running
@@ -85,10 +84,11 @@ def scrape_config(state: StackState) -> dict[str, Any]:
     """The stack's admin ports, under the names that `make status` gives them."""
     targets = [
         {
-            "targets": [urlsplit(url).netloc],
-            "labels": {"instance": name, "component": re.sub(r"-\d+$", "", name)},
+            "targets": [urlsplit(each.metrics_url).netloc],
+            "labels": {"instance": each.name, "component": each.role},
         }
-        for name, url in admin_urls(state).items()
+        for each in state.fleet().services
+        if each.metrics_url
     ]
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},

@@ -13,7 +13,7 @@ from baton.cli.stack import running_state
 from baton.cli.top import look as looks
 from baton.localstack.home import Home
 from baton.localstack.refusal import Refusal
-from baton.localstack.scraper import Scraper
+from baton.page.scraper import Scraper
 
 _MIN_INTERVAL_S = 0.2
 
@@ -47,10 +47,11 @@ def _top(arguments: argparse.Namespace) -> int:
 def _look(home: Home, interval_s: float) -> looks.Look:
     scraper = Scraper()
     try:
-        before = scraper.read(running_state(home))
+        before = scraper.read(running_state(home).fleet().services)
         time.sleep(interval_s)
         state = running_state(home)
-        return looks.look(state, before, scraper.read(state), scraper.open_requests(state))
+        services = state.fleet().services
+        return looks.look(state, before, scraper.read(services), scraper.open_requests(services))
     finally:
         scraper.close()
 

@@ -14,9 +14,9 @@ from textual.widgets import DataTable, Footer, Static
 
 from baton.cli.top import look as looks
 from baton.localstack.home import Home, StackState
-from baton.localstack.scraper import Scraper
-from baton.localstack.span_store import SpanStore
 from baton.localstack.waterfall import has_ended, render
+from baton.page.scraper import Scraper
+from baton.page.span_store import SpanStore
 
 _WIDE_COLUMNS = 110
 _FULL, _NEARLY_FULL = 0.95, 0.8
@@ -149,8 +149,9 @@ class FleetApp(App[None]):
                 self._show_stopped()
                 before = None
             elif not self._is_paused:
-                after = await asyncio.to_thread(self._scraper.read, state)
-                requests = await asyncio.to_thread(self._scraper.open_requests, state)
+                services = state.fleet().services
+                after = await asyncio.to_thread(self._scraper.read, services)
+                requests = await asyncio.to_thread(self._scraper.open_requests, services)
                 self._show(looks.look(state, before or after, after, requests), state)
                 before = after
             await asyncio.sleep(self._interval_s)

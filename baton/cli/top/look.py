@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from baton.localstack.exposition import Samples, grown
-from baton.localstack.fleet_view import FleetView, Healed, Latency, Reading, WorkerRow, fleet_view
 from baton.localstack.home import StackState
+from baton.page.exposition import Samples, grown
+from baton.page.fleet_source import WORKER_ROLES
+from baton.page.fleet_view import FleetView, Healed, Latency, Reading, WorkerRow, fleet_view
 
 BAR_CHARS = 8
 WORKER_COLUMNS = (
@@ -53,8 +54,7 @@ def look(
     elapsed_s = max(after.at_s - before.at_s, 1e-3)
     handoff = {
         name: grown(before.pages.get(name) or _EMPTY, page, _BYTES) / elapsed_s
-        for name, page in after.pages.items()
-        if page is not None and name.startswith(("prefill-", "decode-"))
+        for name, page in after.of(*WORKER_ROLES).items()
     }
     return Look(state, fleet_view(before, after), requests, handoff)
 

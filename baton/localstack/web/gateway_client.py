@@ -14,6 +14,7 @@ import httpx
 import msgspec
 
 from baton.localstack.home import Home
+from baton.page.answers import Away
 
 # What a browser may learn of an answer's headers.
 PASSED_HEADERS = ("x-request-id", "server-timing", "x-trace-url", "content-type", "retry-after")
@@ -31,10 +32,6 @@ _QUESTIONS = (
 )
 
 
-class NoStack(Exception):
-    """No stack runs, so that there is nobody to ask."""
-
-
 class GatewayClient:
     """The API of the stack, with the developer's key."""
 
@@ -47,12 +44,12 @@ class GatewayClient:
         await self._http.aclose()
 
     async def ask(self, body: dict[str, Any]) -> httpx.Response:
-        """Ask for a streamed answer, which the caller closes. Raises NoStack, httpx.HTTPError."""
+        """Ask for a streamed answer, which the caller closes. Raises Away, httpx.HTTPError."""
         streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
         return await self._send("POST", "/chat/completions", msgspec.json.encode(streamed))
 
     async def models(self) -> list[str]:
-        """The names of the models that the key may use. Raises NoStack, httpx.HTTPError."""
+        """The names of the models that the key may use. Raises Away, httpx.HTTPError."""
         answer = await self._send("GET", "/models", b"")
         try:
             found = msgspec.json.decode(await answer.aread())
@@ -63,7 +60,7 @@ class GatewayClient:
     async def _send(self, method: str, path: str, content: bytes) -> httpx.Response:
         env = await asyncio.to_thread(self._home.read_dev_env)
         if await asyncio.to_thread(self._home.read_state) is None or "BASE_URL" not in env:
-            raise NoStack("no stack runs")
+            raise Away("no stack runs")
         headers = {
             "Authorization": f"Bearer {env.get('API_KEY', '')}",
             "Content-Type": "application/json",
@@ -138,7 +135,7 @@ class Crowd:
                 async for _ in pieces(answer):
                     pass
                 failed = answer.status_code != 200
-            except (httpx.HTTPError, NoStack):
+            except (httpx.HTTPError, Away):
                 failed = True
             self._num_answered += not failed
             self._num_failed += failed

@@ -16,18 +16,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.page.browser_rules import HEADERS, READS, foreign
+
 LOCAL_HOSTS = ["127.0.0.1", "localhost"]
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 _SOCKETS = Path("/proc/net/tcp")
 _ESTABLISHED = "01"
-_READS = ("GET", "HEAD")
 
 
 class Guard:
@@ -49,9 +42,9 @@ class Guard:
 
 def refusal(request: Request) -> str:
     """The reason why this is not answered; empty when it is."""
-    if not request.url.path.startswith("/api/"):
+    if not request.scope["path"].startswith("/api/"):
         return ""
-    if request.method not in _READS and (reason := _foreign(request)):
+    if request.method not in READS and (reason := foreign(request)):
         return reason
     client, server = request.client, request.scope.get("server")
     if client is None or server is None:
@@ -59,15 +52,6 @@ def refusal(request: Request) -> str:
     if not belongs_to_user(client.host, client.port, int(server[1])):
         return "this page answers only the user who runs the stack"
     return ""
-
-
-def _foreign(request: Request) -> str:
-    """The reason why a change is not one that the page itself asks for."""
-    own = f"http://{request.headers.get('host', '')}"
-    if request.headers.get("origin") != own:
-        return "a change must come from the page itself"
-    kind = request.headers.get("content-type", "").partition(";")[0].strip()
-    return "" if kind == "application/json" else "send JSON"
 
 
 def belongs_to_user(host: str, port: int, server_port: int) -> bool:

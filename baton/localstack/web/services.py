@@ -7,19 +7,16 @@ import psutil
 
 from baton.localstack.home import Home, StackState
 from baton.localstack.plan import WORKER_PREFIXES
+from baton.page.answers import Refused
 
 _TAIL_BYTES = 128 * 1024
 MAX_LINES = 200
 
 
-class NoSuchService(Exception):
-    """The stack has no process of this name, or it does not run now; the message says which."""
-
-
 def log_tail(home: Home, state: StackState, name: str) -> list[str]:
-    """The last lines of a service's log. Raises NoSuchService."""
+    """The last lines of a service's log. Raises Refused."""
     if name not in state.services:
-        raise NoSuchService(f"this stack has no {name}")
+        raise Refused(404, f"this stack has no {name}")
     path: Path = home.logs / f"{name}.log"
     try:
         with path.open("rb") as file:
@@ -36,16 +33,16 @@ def kill_worker(state: StackState, name: str) -> int:
     """End a worker at once (SIGKILL); returns its pid. Its supervisor starts it again.
 
     The state file may be older than the process: only a child of the supervisor is ended. Raises
-    NoSuchService.
+    Refused.
     """
     if not name.startswith(WORKER_PREFIXES) or name not in state.services:
-        raise NoSuchService(f"this stack has no worker {name}")
+        raise Refused(404, f"this stack has no worker {name}")
     pid = int(state.services[name].get("pid", 0))
     try:
         process = psutil.Process(pid)
         if not pid or process.ppid() != state.supervisor_pid:
-            raise NoSuchService(f"{name} does not run now")
+            raise Refused(404, f"{name} does not run now")
         process.kill()
     except psutil.NoSuchProcess:
-        raise NoSuchService(f"{name} does not run now") from None
+        raise Refused(404, f"{name} does not run now") from None
     return pid

@@ -1,4 +1,4 @@
-"""The members of a Kubernetes Service: list and watch of its EndpointSlices.
+"""EndpointSlices of Kubernetes by list and watch, and the members of a Service from them.
 
 List, then watch from the list's version on. A watch that ends or breaks goes on from the version of
 the last event or bookmark. After a watch that is refused or not understood the slices are listed
@@ -16,7 +16,7 @@ api-concepts (efficient detection of changes) and EndpointSlice, discovery.k8s.i
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -49,6 +49,7 @@ _log = logs.get("discovery.kubernetes")
 class Metadata(msgspec.Struct, rename="camel"):
     name: str = ""
     resource_version: str = ""
+    labels: dict[str, str] | None = None
 
 
 class Port(msgspec.Struct):
@@ -56,9 +57,20 @@ class Port(msgspec.Struct):
     port: int | None = None
 
 
-class Endpoint(msgspec.Struct):
+class Conditions(msgspec.Struct):
+    ready: bool | None = None
+
+
+class TargetRef(msgspec.Struct):
+    name: str = ""
+
+
+class Endpoint(msgspec.Struct, rename="camel"):
     addresses: Annotated[list[str], msgspec.Meta(min_length=1)]
     zone: str | None = None
+    conditions: Conditions | None = None
+    # The pod.
+    target_ref: TargetRef | None = None
 
 
 class Slice(msgspec.Struct, rename="camel"):
@@ -137,16 +149,43 @@ class EndpointSlices:
     """Discovery of one Service's endpoints. Owns the connection, and closes it at the end."""
 
     def __init__(self, connection: Connection, target: Target, random: Random) -> None:
-        self._connection = connection
+        selector = f"kubernetes.io/service-name={target.host}"
+        self._watch = SliceWatch(connection, selector, random, target.namespace)
         self._target = target
+
+    async def follow(self, found: Found) -> None:
+        reported: list[Member] | None = None
+
+        def report(slices: Collection[Slice]) -> None:
+            nonlocal reported
+            members = members_of(slices, self._target.port)
+            if members != reported:
+                reported = members
+                _log.info("members_listed", service=self._target.host, num_members=len(members))
+                found(members)
+
+        await self._watch.follow(report)
+
+
+class SliceWatch:
+    """The slices whose labels a selector takes. Owns the connection, and closes it at the end."""
+
+    def __init__(
+        self, connection: Connection, selector: str, random: Random, namespace: str = ""
+    ) -> None:
+        """Watch `namespace`; empty = the connection's own."""
+        self._connection = connection
+        self._selector = selector
+        self._namespace = namespace or connection.namespace
         self._random = random
         self._slices: dict[str, Slice] = {}
         # The version of `_slices`; None = list again.
         self._version: str | None = None
-        self._reported: list[Member] | None = None
         self._backoff_s = FIRST_BACKOFF_S
 
-    async def follow(self, found: Found) -> None:
+    async def follow(self, found: Callable[[Collection[Slice]], None]) -> None:
+        """Call `found` with all slices when they are listed and after each event, until
+        cancelled."""
         logged: str | None = None
         try:
             while True:
@@ -159,20 +198,20 @@ class EndpointSlices:
                     reason = f"{type(error).__name__} {error}"
                     if reason != logged:
                         logged = reason
-                        _log.warning("api_failed", service=self._target.host, reason=reason)
+                        _log.warning("api_failed", slices=self._selector, reason=reason)
                 await asyncio.sleep(self._backoff_s * self._random.uniform(0.5, 1.0))
                 self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
         finally:
             await self._connection.close()
 
-    async def _list_and_watch(self, found: Found) -> None:
+    async def _list_and_watch(self, found: Callable[[Collection[Slice]], None]) -> None:
         """Follow the slices until the watch ends cleanly. Raises _REFUSED and _UNREACHED."""
         if not self._version:
             await self._list()
-            self._report(found)
+            found(self._slices.values())
         async for event in self._events():
             self._apply(event)
-            self._report(found)
+            found(self._slices.values())
             self._backoff_s = FIRST_BACKOFF_S
 
     async def _list(self) -> None:
@@ -201,8 +240,8 @@ class EndpointSlices:
         """The answer to a list or watch, its body unread. Raises ApiFailed."""
         ask = self._connection.api.list_namespaced_endpoint_slice_without_preload_content
         response: aiohttp.ClientResponse = await ask(
-            self._target.namespace or self._connection.namespace,
-            label_selector=f"kubernetes.io/service-name={self._target.host}",
+            self._namespace,
+            label_selector=self._selector,
             **options,
         )
         if response.status == 200:
@@ -222,19 +261,12 @@ class EndpointSlices:
             self._slices.pop(about.metadata.name, None)
         self._version = about.metadata.resource_version
 
-    def _report(self, found: Found) -> None:
-        members = members_of(self._slices.values(), self._target.port)
-        if members != self._reported:
-            self._reported = members
-            _log.info("members_listed", service=self._target.host, num_members=len(members))
-            found(members)
-
 
 def members_of(slices: Collection[Slice], port: str) -> list[Member]:
     """All endpoints of the slices at `port` (name, number, or "" = the only one), in order."""
     zones: dict[tuple[str, int], str] = {}
     for part in slices:
-        number = _port_number(part.ports or (), port)
+        number = port_number(part.ports or (), port)
         if number is None or part.address_type not in ("IPv4", "IPv6"):
             continue
         for endpoint in part.endpoints or ():
@@ -249,7 +281,8 @@ def members_of(slices: Collection[Slice], port: str) -> list[Member]:
     )
 
 
-def _port_number(ports: Collection[Port], wanted: str) -> int | None:
+def port_number(ports: Collection[Port], wanted: str) -> int | None:
+    """The port of that name or number; "" = the only one. None when there is no such one."""
     numbers = [
         port.port for port in ports if port.port and wanted in ("", port.name, str(port.port))
     ]

@@ -12,7 +12,7 @@ import pytest_asyncio
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from baton.localstack.span_store import StoredSpan, spans_of_export
+from baton.page.span_store import StoredSpan, spans_of_export
 from baton.runtime.http_call import call
 from baton.runtime.otlp import span_headers
 from baton.testing.certificates import Authority

@@ -14,7 +14,7 @@ import pytest
 
 from baton.localstack.home import Home, StackState
 from baton.localstack.ports import free_ports
-from baton.localstack.span_store import SpanStore, StoredSpan
+from baton.page.span_store import SpanStore, StoredSpan
 
 METRICS = """
 # TYPE vllm:num_requests_running gauge
@@ -36,12 +36,13 @@ OPEN = [
 ]  # fmt: skip
 
 
-class _Admin(http.server.BaseHTTPRequestHandler):
+class Admin(http.server.BaseHTTPRequestHandler):
     """Every service's admin port at once."""
 
     def do_GET(self) -> None:
         body = json.dumps(OPEN) if self.path == "/requests" else METRICS
-        self.send_response(404 if self.path.startswith("/explain") else 200)
+        known = ("/requests", "/metrics", "/stats/prometheus", "/ready")
+        self.send_response(200 if self.path in known else 404)
         self.end_headers()
         self.wfile.write(body.encode())
 
@@ -126,12 +127,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest.fixture(scope="module")
 def page(home: Home) -> Iterator[str]:
     """The URL of a page over a stack of one gateway and one worker, which are made up."""
-    admin = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Admin)
+    admin = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Admin)
     threading.Thread(target=admin.serve_forever, daemon=True).start()
     metrics = f"http://127.0.0.1:{admin.server_port}/metrics"
     rows = {
         name: {"pid": 1, "endpoint": "", "metrics_url": metrics} for name in ("gateway", "decode-1")
     }
+    elsewhere = f"http://127.0.0.1:{admin.server_port}/stats/prometheus"
+    rows["envoy"] = {"pid": 1, "endpoint": "", "metrics_url": elsewhere}
     with SpanStore(home.spans) as store:
         store.add(
             [

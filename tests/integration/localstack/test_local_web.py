@@ -46,6 +46,10 @@ def test_the_fleet_its_requests_and_a_waterfall_are_told(page: str) -> None:
     ]  # fmt: skip
 
 
+def test_envoy_is_up_though_its_metrics_are_elsewhere(page: str) -> None:
+    assert get(f"{page}/api/fleet")["fleet"]["others"] == {"envoy": True}
+
+
 def test_requests_are_found_by_what_they_were(page: str) -> None:
     def ids(query: str) -> list[str]:
         return [row["request_id"] for row in get(f"{page}/api/requests?{query}")["rows"]]

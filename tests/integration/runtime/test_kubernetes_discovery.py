@@ -161,7 +161,7 @@ async def test_bookmarks_carry_the_watch_past_what_the_server_forgets(api, monke
         await followed.until("10.0.0.1")
         for number in range(3):  # nothing that this watch is told of
             put(api, "others-1", f"10.0.9.{number}", service="others")
-        await until(lambda: followed.source._version == str(api.store.version))
+        await until(lambda: followed.source._watch._version == str(api.store.version))
         api.store.compact()
         api.close_connections()
         put(api, "workers-1", "10.0.0.2")

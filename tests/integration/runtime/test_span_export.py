@@ -9,14 +9,13 @@ from typing import Any
 
 import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 
 from baton.localstack import plan
 from baton.localstack.home import Home
 from baton.localstack.models import LocalModel
-from baton.localstack.span_receiver import Receiver
-from baton.localstack.span_store import SpanStore
 from baton.localstack.supervisor import ServiceSpec
+from baton.page.span_receiver import Receiver
+from baton.page.span_store import SpanStore
 from baton.runtime import telemetry
 from baton.runtime.grpc_server import start_server
 from baton.testing.certificates import Authority
@@ -46,10 +45,7 @@ async def test_spans_reach_the_local_receiver_past_a_proxy_of_the_environment(
     store: SpanStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver = Receiver(store)
-    server = await start_server(
-        "127.0.0.1:0",
-        lambda it: trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, it),
-    )
+    server = await start_server("127.0.0.1:0", receiver.register)
     with monkeypatch.context() as changed:
         changed.setenv("http_proxy", "http://127.0.0.1:9")
         changed.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.port}")

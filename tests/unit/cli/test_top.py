@@ -1,5 +1,6 @@
 """`baton top`: what a look at the fleet shows, and its live view on a small terminal."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ from baton.cli.top import app as app_module
 from baton.cli.top import render
 from baton.cli.top.app import FleetApp, TraceScreen
 from baton.cli.top.look import Look, look
-from baton.localstack.exposition import Samples
-from baton.localstack.fleet_view import FleetView, GatewayRow, Healed, Latency, Reading, WorkerRow
 from baton.localstack.home import Home, StackState
+from baton.page.exposition import Samples
+from baton.page.fleet_source import Service
+from baton.page.fleet_view import FleetView, GatewayRow, Healed, Latency, Reading, WorkerRow
 
 STATE = StackState(1, "http://127.0.0.1:8080/v1")
+ROLES = {"decode-1": "decode"}
 REQUEST = {
     "request_id": "req_34e36727063cd9548409a2510f9420ec", "tenant": "acme", "stage": "decode",
     "age_s": 1.25, "num_prompt_tokens": 40, "num_output_tokens": 7, "workers": ["decode-1"],
@@ -67,18 +70,18 @@ def test_models_have_a_column_only_where_there_are_several() -> None:
 
 def test_bytes_of_handoffs_are_those_that_came_between_two_reads() -> None:
     page = 'baton_handoff_bytes_total{{direction="received",transport="shm"}} {}\n'
-    before = Reading(10.0, {"decode-1": Samples.of_page(page.format(1000))})
-    after = Reading(12.0, {"decode-1": Samples.of_page(page.format(5000))})
+    before = Reading(10.0, {"decode-1": Samples.of_page(page.format(1000))}, ROLES)
+    after = Reading(12.0, {"decode-1": Samples.of_page(page.format(5000))}, ROLES)
     assert look(STATE, before, after, []).handoff_per_s == {"decode-1": 2000.0}
 
 
 class StillLooks:
     """In place of the scraper: an app that is shown the same look each time."""
 
-    def read(self, state: StackState) -> Reading:
-        return Reading(0.0, {})
+    def read(self, services: Sequence[Service]) -> Reading:
+        return Reading(0.0, {}, {})
 
-    def open_requests(self, state: StackState) -> list[dict[str, Any]]:
+    def open_requests(self, services: Sequence[Service]) -> list[dict[str, Any]]:
         return []
 
     def close(self) -> None:

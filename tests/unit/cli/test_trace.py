@@ -10,7 +10,7 @@ import pytest
 from baton.cli import __main__ as cli
 from baton.cli import trace
 from baton.localstack.home import Home, StackState
-from baton.localstack.span_store import SpanStore, StoredSpan
+from baton.page.span_store import SpanStore, StoredSpan
 from baton.wire.usage_log import UsageLine
 
 MS = 1_000_000

@@ -2,8 +2,8 @@
 
 import pytest
 
-from baton.localstack.span_store import StoredSpan
 from baton.localstack.waterfall import facts, render
+from baton.page.span_store import StoredSpan
 
 MS = 1_000_000
 

@@ -7,11 +7,8 @@ BATON_LOG_LEVEL: {{ .Values.logLevel }}
 OTEL_EXPORTER_OTLP_ENDPOINT: {{ . }}
 OTEL_TRACES_SAMPLER_ARG: {{ $.Values.tracing.sampleRatio | toString | quote }}
 {{- end }}
-{{- if .Values.tracing.caSecret }}
-OTEL_EXPORTER_OTLP_CERTIFICATE: /etc/baton/otlp/ca.crt
-{{- end }}
-{{- if .Values.tracing.headersSecret }}
-BATON_OTLP_HEADERS_FILE: /etc/baton/otlp-headers/headers
+{{- if not .Values.page.enabled }}
+{{- include "baton.env.collector" . }}
 {{- end }}
 {{- if eq .Values.tls.mode "plaintext" }}
 BATON_TLS_PLAINTEXT: "true"
@@ -32,7 +29,25 @@ BATON_TLS_PER_SERVICE: "true"
 {{- end }}
 {{- end }}
 
+{{/* What the collector asks for: of every service, or of the page, which forwards for all. */}}
+{{- define "baton.env.collector" -}}
+{{- if .Values.tracing.caSecret }}
+OTEL_EXPORTER_OTLP_CERTIFICATE: /etc/baton/otlp/ca.crt
+{{- end }}
+{{- if .Values.tracing.headersSecret }}
+BATON_OTLP_HEADERS_FILE: /etc/baton/otlp-headers/headers
+{{- end }}
+{{- end }}
+
+{{/* Where services send their spans. */}}
 {{- define "baton.otlp" -}}
+{{- if .Values.page.enabled }}http://{{ include "baton.fullname" . }}-page:4317
+{{- else }}{{ include "baton.collector" . }}
+{{- end }}
+{{- end }}
+
+{{/* Where spans end. */}}
+{{- define "baton.collector" -}}
 {{- if .Values.tracing.endpoint }}{{ .Values.tracing.endpoint }}
 {{- else if .Values.tracing.jaeger.enabled }}http://{{ include "baton.fullname" . }}-jaeger:4317
 {{- end }}
@@ -97,17 +112,23 @@ cluster does not put the node's place on its pods (it does from 1.35 on). */}}
 {{- end }}
 {{- end }}
 
-{{/* Volumes of every service: its certificate, and the authorities and headers of the traces' receiver:
-     (dict "root" $ "service" "gateway"). */}}
+{{/* Volumes of every service: its certificate, and what the collector of spans asks for: (dict "root" $ "service" "gateway"). */}}
 {{- define "baton.volumes.all" -}}
 {{- include "baton.volumes.tls" . }}
-{{- with .root.Values.tracing.caSecret }}
+{{- if not .root.Values.page.enabled }}
+{{- include "baton.volumes.collector" .root }}
+{{- end }}
+{{- end }}
+
+{{/* The collector's authorities and headers. */}}
+{{- define "baton.volumes.collector" -}}
+{{- with .Values.tracing.caSecret }}
 - name: otlp-ca
   path: /etc/baton/otlp
   readOnly: true
   source: {secret: {secretName: {{ . }}, items: [{key: ca.crt, path: ca.crt}]}}
 {{- end }}
-{{- with .root.Values.tracing.headersSecret }}
+{{- with .Values.tracing.headersSecret }}
 - name: otlp-headers
   path: /etc/baton/otlp-headers
   readOnly: true

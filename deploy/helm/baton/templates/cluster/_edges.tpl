@@ -36,7 +36,17 @@ container's; without it, all ports. `from` and `to` are components; `dns`, `api`
 - {from: loadtest, to: {{ include "baton.way-in" . }}, port: 8080}
 {{- end }}
 {{- range tuple "envoy" "edge" "gateway" "quota" "tokenizer" "router" "prefill" "decode" }}
+{{- if $.Values.page.enabled }}
+- {from: {{ . }}, to: page, port: 4317}
+- {from: page, to: {{ . }}, port: 9090}
+{{- else }}
 - {from: {{ . }}, to: otlp}
+{{- end }}
+{{- end }}
+- {from: page, to: api}
+- {from: page, to: otlp}
+{{- if .Values.quota.adminApi.existingSecret }}
+- {from: page, to: quota, port: 8081}
 {{- end }}
 {{- end }}
 
