@@ -8,6 +8,7 @@ signal is no such wait. Where there are no such files, nothing is known and no w
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,16 @@ class CpuWait:
             if folder in before
         )
         return max(waits, default=0.0)
+
+
+def own_wait_s(proc: Path = Path("/proc")) -> float:
+    """Seconds that the threads of this process have waited for a CPU, all together, since they
+    began; 0 where the kernel does not tell."""
+    waited_ns = 0
+    for folder in (proc / "self" / "task").glob("*"):
+        with suppress(OSError, ValueError, IndexError):
+            waited_ns += int((folder / "schedstat").read_text().split()[1])
+    return waited_ns / 1e9
 
 
 def thread_times(pid: int, proc: Path = Path("/proc")) -> Iterator[tuple[Path, ThreadTimes]]:

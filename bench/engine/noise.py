@@ -26,7 +26,6 @@ from baton.system.cores import num_available_cores
 from bench.engine.forced import ForcedTexts
 from bench.models import cache_folder, ensure_model
 
-_NUM_LOOPS = 6
 _BATCH = 8
 _CONTEXT_TOKENS = 100
 _WINDOW_S = 3.0
@@ -37,17 +36,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.engine.noise", description=__doc__)
     parser.add_argument("--model", default="baton-demo", help="several: with commas")
     parser.add_argument("--threads", default="1,2", help="several: with commas")
+    parser.add_argument("--loops", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     for name in arguments.model.split(","):
         demo = name == "baton-demo"
         folder = demo_model_path() if demo else ensure_model(name, cache_folder())
         for num_threads in map(int, arguments.threads.split(",")):
-            record = measure(folder, num_threads, arguments.rounds)
+            record = measure(folder, num_threads, arguments.loops, arguments.rounds)
             print(json.dumps({"measure": "noise", "model": name, **record}), flush=True)
 
 
-def measure(folder: Path, num_threads: int, num_rounds: int) -> dict[str, object]:
+def measure(folder: Path, num_threads: int, num_loops: int, num_rounds: int) -> dict[str, object]:
     """Steps a second alone and beside the loops: the median of windows in turns."""
     torch.set_num_threads(num_threads)
     runner = TorchRunner(load_model(str(folder), LoadOptions(dtype="bfloat16")))
@@ -58,13 +58,13 @@ def measure(folder: Path, num_threads: int, num_rounds: int) -> dict[str, object
     alone, beside = [], []
     for _ in range(num_rounds):
         alone.append(steps_per_s(forced))
-        with busy_loops(_NUM_LOOPS):
+        with busy_loops(num_loops):
             beside.append(steps_per_s(forced))
     share = statistics.median(beside) / statistics.median(alone)
-    fair_share = min(1.0, num_available_cores() / (num_threads + _NUM_LOOPS))
+    fair_share = min(1.0, num_available_cores() / (num_threads + num_loops))
     return {
         "threads": num_threads,
-        "loops": _NUM_LOOPS,
+        "loops": num_loops,
         "alone_per_s": alone,
         "beside_per_s": beside,
         "of_fair_share": share / fair_share,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.system.cpu_wait import CpuWait
+from baton.system.cpu_wait import CpuWait, own_wait_s
 
 CORE, RANK = 7, 9
 
@@ -82,3 +82,12 @@ def test_a_child_that_waits_keeps_its_parent_waiting(machine, wait) -> None:
 def test_nothing_is_known_of_a_process_that_has_ended(machine, wait) -> None:
     wait = CpuWait(1000, machine.folder)
     assert [wait.last_s(0.1), wait.last_s(0.1)] == [0, 0]
+
+
+def test_the_waits_of_a_process_are_those_of_all_its_threads(tmp_path: Path) -> None:
+    for thread, waited_s in ((7, 2.5), (8, 0.25)):
+        task = tmp_path / "self" / "task" / str(thread)
+        task.mkdir(parents=True)
+        (task / "schedstat").write_text(f"1000000 {waited_s * 1e9:.0f} 12\n")
+    (tmp_path / "self" / "task" / "9").mkdir()  # has just ended
+    assert own_wait_s(tmp_path) == pytest.approx(2.75)
