@@ -5,6 +5,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -57,10 +58,12 @@ def _ask(name: str, url: str) -> str | None:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S):
             return None
     except urllib.error.HTTPError as error:
-        with error:
+        # A busy process may take longer than that between its status and its reasons, too.
+        with error, suppress(OSError):
             return _reasons(error.read(_MAX_ANSWER_BYTES))
     except OSError:
-        return f"{name} does not answer"
+        pass
+    return f"{name} does not answer"
 
 
 async def _health_reason(name: str, endpoint: str) -> str | None:

@@ -19,6 +19,8 @@ from tests.chaos.trials import IS_LONG, NUM_EACH, Missed, Trials  # noqa: E402
 from tests.e2e.conftest import Stack, wait_until  # noqa: E402
 
 QUIET_TIMEOUT_S = 60
+# Between two looks at all processes: twenty a second took them half a core while workers started.
+LOOK_EVERY_S, LOOK_AT_LOAD_EVERY_S = 0.5, 0.2
 TEST_TIMEOUT_S = 4 * 3600 if IS_LONG else 160 + START_TIMEOUT_S + START_TIMEOUT_S // 4 * NUM_EACH
 NUM_PREFILL, NUM_DECODE = 2, 3
 # A fault of a worker needs one that dies and one that goes on; the third may still be starting.
@@ -122,7 +124,11 @@ class Target:
     def wait_until_able(self, num_decode: int = NUM_NEEDED) -> None:
         """Every service but workers says that it is ready, and every router knows enough workers
         for one more to die."""
-        wait_until(lambda: self._services_are_ready() and self._has(num_decode), START_TIMEOUT_S)
+        wait_until(
+            lambda: self._services_are_ready() and self._has(num_decode),
+            START_TIMEOUT_S,
+            every_s=LOOK_EVERY_S,
+        )
 
     def wait_until_whole(self) -> None:
         """As `wait_until_able`, with every worker."""
@@ -130,7 +136,7 @@ class Target:
 
     def wait_until_quiet(self) -> None:
         """Nothing is held or waits anywhere."""
-        wait_until(self._is_quiet, QUIET_TIMEOUT_S)
+        wait_until(self._is_quiet, QUIET_TIMEOUT_S, every_s=LOOK_AT_LOAD_EVERY_S)
 
     def _services_are_ready(self) -> bool:
         state = self.stack.home.read_state()

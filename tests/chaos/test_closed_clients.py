@@ -23,6 +23,8 @@ from tests.chaos.trials import Trials
 LONG = "Tell me, in a few words, about the price of tea and the way to the station. "
 MAX_ROUNDS = 50
 QUIET_TIMEOUT_S = 60.0
+# Who looks all the time takes the CPUs from what he looks at.
+LOOK_EVERY_S = 0.02
 MAX_FREE_P95_S = 0.25
 # The limit of one trial: of one in twenty, and on a busy machine.
 MAX_FREE_S = 10 * MAX_FREE_P95_S
@@ -111,6 +113,7 @@ def seconds_until_free(target: Target) -> float:
             free_s = None
         elif free_s is None:
             free_s = spent_s
+        time.sleep(LOOK_EVERY_S)
     return free_s
 
 

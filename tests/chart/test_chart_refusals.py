@@ -5,7 +5,7 @@ from typing import Any
 import helm_python as helm
 import pytest
 
-from tests.chart.rendered import PROFILES, chart, render
+from tests.chart.rendered import PROFILES, chart, install
 from tests.kit.kube.kube_resources import CORE
 
 GPU = {"resource": "nvidia.com/gpu"}
@@ -209,4 +209,4 @@ def test_refused_with_a_sentence(values: dict[str, Any], sentence: str) -> None:
 )
 def test_cluster_without_the_custom_resources_is_told_so(name: str, missing: str) -> None:
     with pytest.raises(helm.HelmError, match=f"custom resources of {missing}"):
-        render(PROFILES[name], CORE)
+        install(PROFILES[name], CORE)

@@ -197,12 +197,15 @@ def read_metric(url: str, *names: str, **labels: str) -> float:
     return total
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
-    """Poll until the condition holds; fails when it does not hold in time."""
+def wait_until(
+    condition: Callable[[], object], timeout_s: float = 60, *, every_s: float = 0.05
+) -> None:
+    """Poll until the condition holds; fails when it does not hold in time. A condition that asks
+    processes costs them a few milliseconds, and one that starts a process tenths of a second."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "condition not met in time"
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

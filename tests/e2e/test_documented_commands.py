@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ def request_id(stack: Stack) -> str:
         model="baton-demo", messages=[{"role": "user", "content": "What is TTFT?"}], max_tokens=4
     )
     request_id = asked.headers["x-request-id"]
-    wait_until(lambda: stack.command("explain", request_id).returncode == 0, ANSWER_TIMEOUT_S)
+    explain = partial(stack.command, "explain", request_id)
+    wait_until(lambda: explain().returncode == 0, ANSWER_TIMEOUT_S, every_s=1)
     return request_id
 
 

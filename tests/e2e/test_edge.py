@@ -102,7 +102,7 @@ def test_the_control_plane_and_a_gateway_may_be_killed(edge: Stack) -> None:
     wait_until(lambda: not psutil.pid_exists(pids["gateway-1"]))
     for _ in range(5):
         ask(edge, max_tokens=2)
-    wait_until(lambda: edge.command("status").returncode == 0, 60)
+    wait_until(lambda: edge.command("status").returncode == 0, 60, every_s=1)
     ask(edge)
 
 
@@ -110,7 +110,7 @@ def test_envoy_comes_back_by_itself(edge: Stack) -> None:
     old = edge.pids()["envoy"]
     os.kill(old, signal.SIGKILL)
     wait_until(lambda: edge.pids().get("envoy") not in (None, 0, old), 60)
-    wait_until(lambda: edge.command("status").returncode == 0, 60)
+    wait_until(lambda: edge.command("status").returncode == 0, 60, every_s=1)
     ask(edge)
 
 

@@ -8,10 +8,12 @@ import pytest
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError
+from tests.simulation import fleet as simulation
 from tests.simulation.fleet import Fleet, running_fleet
 
 NUM_SLOTS = 2
-MAX_TOKENS = 100  # a step takes 5 ms and more: somewhat over half a second
+# An answer takes somewhat over half a second, in few steps: they are what a run costs.
+STEP_S, TOKEN_S, MAX_TOKENS = 0.02, 0.0008, 25
 
 
 async def capacity_per_s(fleet: Fleet) -> float:
@@ -23,8 +25,11 @@ async def capacity_per_s(fleet: Fleet) -> float:
 
 @pytest.mark.parametrize("first_token_s", [3.0, None], ids=["due in 3 s", "without a deadline"])
 def test_answers_stand_at_three_times_the_capacity_and_no_wait_ends_in_a_504(
-    tmp_path: Path, first_token_s: float | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_token_s: float | None
 ) -> None:
+    monkeypatch.setattr(simulation, "STEP_S", STEP_S)
+    monkeypatch.setattr(simulation, "TOKEN_S", TOKEN_S)
+
     async def scenario(clock: VirtualClock) -> None:
         async with running_fleet(1, clock, tmp_path, num_decode=1, num_slots=NUM_SLOTS) as fleet:
             per_s, rng = await capacity_per_s(fleet), random.Random(1)

@@ -65,13 +65,24 @@ def rule_test(name: str, case: Case, others: Series, every: str) -> dict[str, An
     }
 
 
+def read_rules(name: str) -> list[dict[str, Any]]:
+    """The alert and the records that it reads. promtool works out every rule of a file at every
+    moment of every case: with all of them, the tests took three to five times as long."""
+    expression = RULES[name]["expr"]
+    every_rule = (rule for group in GROUPS for rule in group["rules"])
+    records = [rule for rule in every_rule if "record" in rule and rule["record"] in expression]
+    return [*records, RULES[name]]
+
+
 def check(name: str, cases: list[Case], folder: Path, every: str) -> None:
     """Each case alone, and each that fires also beside releases that do not."""
+    rules = folder / "rules.yaml"
+    rules.write_text(yaml.safe_dump({"groups": [{"name": "baton", "rules": read_rules(name)}]}))
     *_, well = (case for case in cases if not case.fires)
     alone = [rule_test(name, case, {}, every) for case in cases]
     beside = [rule_test(name, case, well.series, every) for case in cases if case.fires]
     tests = {
-        "rule_files": [str(ALERTS)],
+        "rule_files": [str(rules)],
         "evaluation_interval": every,
         "tests": [*alone, *beside],
     }

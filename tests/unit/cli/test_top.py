@@ -97,7 +97,8 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetApp:
     monkeypatch.setattr(app_module, "Scraper", StillLooks)
     monkeypatch.setattr(app_module.looks, "look", lambda *_: a_look(requests))
     monkeypatch.setattr(Home, "read_state", lambda _: STATE)
-    return FleetApp(Home(tmp_path), 0.01)
+    # Shown again so often that Textual is idle in between: for that it waits.
+    return FleetApp(Home(tmp_path), 0.5)
 
 
 def shown_ids(app: FleetApp) -> list[str]:
