@@ -273,7 +273,8 @@ def test_a_quota_that_is_silent_as_a_whole_is_not_dialled_again_and_again(
 def test_a_service_that_is_listed_elsewhere_is_asked_there(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: dict[tuple[str, ...], Channel] = {}
 
-    def open_channel(endpoints: Sequence[str]) -> Channel:
+    def open_channel(endpoints: Sequence[str], service: str) -> Channel:
+        assert service == "quota"
         channel = opened[tuple(endpoints)] = Channel()
         channel.back_at_s = 0.0
         return channel
