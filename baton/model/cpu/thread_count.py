@@ -3,7 +3,7 @@
 The threads of a step meet dozens of times. Where each waits for a CPU again and again, a step takes
 as long as all these waits together. One thread meets nobody, and is then the faster one
 (docs/benchmarks/engine-cpu.md, "Beside other programs"). Results do not depend on it where they
-must not (`attention.h`, `is_fixed`).
+must not (`csrc/attention.h`, `is_fixed`).
 """
 
 import time
