@@ -1,7 +1,7 @@
 """Runs the test folders and prints a table of their times.
 
 Folders that mostly wait for processes run one after the other. Beside them, at a low priority, run
-folders that only compute, two at a time: they take the time in which all else waits.
+folders that only compute: they take the time in which all else waits.
 
 CPU_SECONDS and MAX_SECONDS are the suite's budget on two cores, without set-up. A folder over its
 row is a warning, not a failure: machines are noisy. Extra arguments go to pytest.
@@ -19,7 +19,6 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,11 +42,9 @@ CPU_SECONDS = {
     "chart": 40,
 }
 # In this order.
-FIRST = ("unit",)
+FIRST = ("unit", "architecture")
 WAITING = ("engines", "integration", "e2e", "chaos")
-# Two folders side by side on two cores, not two halves of one: each process that runs tests of a
-# folder imports all of them, and makes what they share.
-BESIDE = (("architecture", "simulation", "chart"), ("model",))
+BESIDE = ("simulation", "model", "chart")
 ENVIRONMENT = {
     # One torch thread per worker: two processes with two OpenMP threads each on two cores crawl.
     "OMP_NUM_THREADS": "1",
@@ -56,12 +53,10 @@ ENVIRONMENT = {
     # Hundreds of processes start here: only the first compiles the modules that all import.
     "PYTHONDONTWRITEBYTECODE": "",
 }
-# Tests that only compute, of one thread each: together the folders that run at once have a process
-# per core, up to four. A single process needs nobody to hand out its tests.
-NUM_COMPUTING = min(num_available_cores(), 4) // 2
-COMPUTING = ["-n", str(NUM_COMPUTING), "--dist", "worksteal"] if NUM_COMPUTING > 1 else []
+# Tests that only compute: one process per core, one thread each.
+COMPUTING = ["-n", str(min(num_available_cores(), 4)), "--dist", "worksteal"]
 # The same, where what a file's tests share takes long to make.
-SHARING = [*COMPUTING[:3], "loadfile"] if COMPUTING else []
+SHARING = [*COMPUTING[:2], "--dist", "loadfile"]
 # Tests that mostly wait for processes: more than cores, and a file's tests stay together. In their
 # order: bench/ comes first, whose few tests take longest and would be left alone at the end.
 PROCESSES = ["-n", str(min(num_available_cores() + 1, 4)), "--dist", "loadfile"]
@@ -123,18 +118,19 @@ class Suite:
         self._counted_cpu_s = 0.0
 
     async def run(self) -> None:
+        for folder in FIRST:
+            await self._run_folder(folder)
         async with asyncio.TaskGroup() as lanes:
-            lanes.create_task(self._run_shown())
-            for folders in BESIDE:
-                lanes.create_task(self._run_beside(folders))
+            lanes.create_task(self._run_waiting())
+            lanes.create_task(self._run_beside())
 
-    async def _run_shown(self) -> None:
-        for folder in (*FIRST, *WAITING):
+    async def _run_waiting(self) -> None:
+        for folder in WAITING:
             await self._run_folder(folder)
 
-    async def _run_beside(self, folders: Sequence[str]) -> None:
+    async def _run_beside(self) -> None:
         """Run folders whose output is shown as soon as they have ended."""
-        for folder in folders:
+        for folder in BESIDE:
             output = self._reports / f"{folder}.out"
             with output.open("wb") as file:
                 await self._run_folder(folder, file)
