@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.page import picture, span_names
+from baton.page import picture
 from baton.page.fleet_source import Fleet, FleetSource, Service
 from baton.page.fleet_view import Reading, fleet_view
 from baton.page.past import Past
@@ -151,7 +151,7 @@ class FleetWatch:
         self._down_since = {name: self._down_since.get(name, time.time()) for name in silent}
 
     def _pairs(self, fleet: Fleet, window_s: float) -> list[picture.PairPicture]:
-        names = (span_names.HANDOFF, span_names.PREFILL, span_names.DECODE)
+        names = picture.SPANS
         since_ns = int((time.time() - window_s) * 1e9)
         with SpanStore(self._spans) as store:
             spans = store.named(names, since_ns, _MAX_HANDOFFS)

@@ -73,17 +73,28 @@ def _worker(old: Samples, page: Samples, elapsed_s: float) -> WorkerPicture:
     )
 
 
+# What `pair_pictures` needs.
+SPANS = (span_names.HANDOFF, span_names.PREFILL, span_names.PREFILL_COMPUTE, span_names.DECODE)
+
+
 def pair_pictures(
     spans: Sequence[StoredSpan], names: Mapping[str, str], window_s: float
 ) -> list[PairPicture]:
     """The pairs that handed over, from spans of handoffs, of prefills and of decodes. `names` are
     the prefill workers by their endpoint."""
+    # The prompt is computed in a part of the prefill worker's side, whose parent is the handoff.
+    sides = {
+        span.span_id: span.parent_id
+        for span in spans
+        if span_names.kind_of(span) == span_names.PREFILL
+    }
     prefilled_ns: dict[str, int] = {}
     decodes: dict[str, str] = {}
     for span in spans:
         kind = span_names.kind_of(span)
-        if kind == span_names.PREFILL:
-            prefilled_ns[span.parent_id] = max(span.end_ns, prefilled_ns.get(span.parent_id, 0))
+        if kind == span_names.PREFILL_COMPUTE:
+            handoff = sides.get(span.parent_id, span.parent_id)
+            prefilled_ns[handoff] = max(span.end_ns, prefilled_ns.get(handoff, 0))
         elif kind == span_names.DECODE:
             decodes[span.span_id] = span.attributes.get(span_names.WORKER, "")
     of_pair: dict[tuple[str, str], list[StoredSpan]] = defaultdict(list)

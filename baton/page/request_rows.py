@@ -18,7 +18,8 @@ MAX_ROWS = 200
 _MAX_SEARCHED = 5000
 _FAILED = "failed"
 # Besides the whole request's span, those that a row needs.
-_PARTS = (span_names.DECODE, span_names.HANDOFF, span_names.PREFILL, span_names.MOVE)
+_PREFILL = (span_names.PREFILL, span_names.PREFILL_COMPUTE)
+_PARTS = (span_names.DECODE, span_names.HANDOFF, *_PREFILL, span_names.MOVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def row_of(span: StoredSpan, parts: Sequence[StoredSpan]) -> dict[str, Any]:
         "num_attempts": count(own, span_names.NUM_ATTEMPTS),
         "first_token_s": first_s,
         "tokens_per_s": (num_output - 1) / later_s if num_output > 1 and later_s > 0 else None,
-        "prefill": _workers(parts, span_names.PREFILL),
+        "prefill": _workers(parts, *_PREFILL),
         # The span of a decode that was killed is never told; that of its handoff was.
         "workers": _workers(parts, span_names.DECODE, span_names.HANDOFF),
         "num_moves": sum(part.name == span_names.MOVE for part in parts),
@@ -104,7 +105,8 @@ def _first_token_s(span: StoredSpan, parts: Iterable[StoredSpan]) -> float | Non
     """From its own span; else the end of the first prefill, which brings the token."""
     if (told_s := span_names.first_token_s(span)) is not None:
         return told_s
-    prefills = [part for part in parts if part.name in (span_names.HANDOFF, span_names.PREFILL)]
+    bringing = (span_names.HANDOFF, span_names.PREFILL_COMPUTE)
+    prefills = [part for part in parts if part.name in bringing]
     if not prefills:
         return None
     first = min(prefills, key=lambda part: part.start_ns)

@@ -11,10 +11,12 @@ REQUEST = "request"
 MOVE = "move"
 DECODE = "decode"
 HANDOFF = "handoff"
-PREFILL = "prefill.compute"
+# A prefill worker's side of a handoff, and the part of it in which the prompt is computed.
+PREFILL = "prefill"
+PREFILL_COMPUTE = "prefill.compute"
 PICK = "router.pick"
 # For each kind of span, the names that it may have; others are a kind of their own.
-_NAMES = {DECODE: ("decode",), HANDOFF: ("handoff",)}
+_NAMES = {DECODE: ("decode",), HANDOFF: ("handoff",), PREFILL: ("prefill",)}
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 
 TENANT = "baton.tenant"
@@ -36,9 +38,9 @@ _SERVICE_PREFIX = "baton-"
 
 def kind_of(span: StoredSpan) -> str:
     """The kind of a span; the whole request's is known by its outcome, whatever its name."""
-    if OUTCOME in span.attributes:
-        return REQUEST
-    return _KINDS.get(span.name, span.name)
+    if span.name in _KINDS:
+        return _KINDS[span.name]
+    return REQUEST if OUTCOME in span.attributes else span.name
 
 
 def service_of(span: StoredSpan) -> str:

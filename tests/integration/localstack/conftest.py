@@ -52,8 +52,10 @@ class Admin(http.server.BaseHTTPRequestHandler):
 
 def span(span_id: str, parent: str, name: str, service: str, start_ms: int, end_ms: int):
     attributes = {"gen_ai.request.model": "demo", "note": NASTY}
-    if name == "chat demo":
+    if name in ("chat demo", "prefill"):
         attributes["baton.outcome"] = "stop"
+    if name in ("decode", "prefill"):
+        attributes["baton.worker_id"] = service
     return StoredSpan(
         "t1", span_id, parent, "req-done", service, name,
         start_ms * 1_000_000, end_ms * 1_000_000, False, attributes,
@@ -140,7 +142,8 @@ def page(home: Home) -> Iterator[str]:
             [
                 span("a", "", "chat demo", "gateway", 0, 100),
                 span("b", "a", "decode", "decode-1", 20, 90),
-                span("c", "b", "prefill.compute", "prefill-1", 25, 40),
+                span("p", "b", "prefill", "prefill-1", 24, 45),
+                span("c", "p", "prefill.compute", "prefill-1", 25, 40),
                 *moved(),
             ]
         )

@@ -39,10 +39,12 @@ def test_the_fleet_its_requests_and_a_waterfall_are_told(page: str) -> None:
     found = get(f"{page}/api/requests")
     took_s = {row["request_id"]: row["seconds"] for row in found["rows"]}
     assert took_s["req-done"] == 0.1
+    workers = {row["request_id"]: (row["prefill"], row["workers"]) for row in found["rows"]}
+    assert workers["req-done"] == (["prefill-1"], ["decode-1"])
     done = get(f"{page}/api/requests/req-done")
     assert [(each["name"], each["kind"]) for each in done["spans"]] == [
         ("chat demo", "request"), ("decode", "decode"),
-        ("prefill.compute", "prefill.compute"),
+        ("prefill", "prefill"), ("prefill.compute", "prefill.compute"),
     ]  # fmt: skip
 
 

@@ -18,7 +18,8 @@ def test_a_pair_is_told_by_its_handoffs_and_what_they_added_after_the_prompt() -
             worker_id="decode-2", prefill_endpoint="p:1", num_bytes_received="4000",
             transport="shm",
         ),
-        span("c", "h", "prefill.compute", 30, worker_id="prefill-1"),
+        span("p", "h", "prefill", 48, worker_id="prefill-1", outcome="complete"),
+        span("c", "p", "prefill.compute", 30),
         # Of a stack that does not say the worker in it; its decode's span has ended.
         span("g", "e", "handoff", 90, prefill_endpoint="p:1", num_bytes_received="1000"),
         span("e", "", "decode", 200, worker_id="decode-1"),
