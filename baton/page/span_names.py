@@ -15,9 +15,6 @@ HANDOFF = "handoff"
 PREFILL = "prefill"
 PREFILL_COMPUTE = "prefill.compute"
 PICK = "router.pick"
-# For each kind of span, the names that it may have; others are a kind of their own.
-_NAMES = {DECODE: ("decode",), HANDOFF: ("handoff",), PREFILL: ("prefill",)}
-_KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 
 TENANT = "baton.tenant"
 MODEL = "gen_ai.request.model"
@@ -37,10 +34,10 @@ _SERVICE_PREFIX = "baton-"
 
 
 def kind_of(span: StoredSpan) -> str:
-    """The kind of a span; the whole request's is known by its outcome, whatever its name."""
-    if span.name in _KINDS:
-        return _KINDS[span.name]
-    return REQUEST if OUTCOME in span.attributes else span.name
+    """The kind of a span: its name, but for the whole request's, which is known by its outcome. A
+    prefill worker's side has an outcome, too."""
+    is_request = OUTCOME in span.attributes and span.name != PREFILL
+    return REQUEST if is_request else span.name
 
 
 def service_of(span: StoredSpan) -> str:

@@ -87,7 +87,8 @@ def refusal(
         return f"the caller's certificate names {shown}, not {tls.peer_name}"
     suffix = f".{tls.peer_name}"
     callers = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-    is_judged = may_call is not None and (callers or tls.per_service)
-    if is_judged and callers.isdisjoint(may_call or ()):
+    if may_call is None or not (callers or tls.per_service):
+        return ""
+    if callers.isdisjoint(may_call):
         return f"the caller's certificate names {shown}, which may not call {service}"
     return ""
