@@ -101,6 +101,8 @@ class LoadTest:
         self.began_at_s = 0.0
         self._baseline: dict[str, Any] | None = None
         self._is_reported = False
+        self._is_timed_here = False
+        self._timer: gevent.Greenlet | None = None
         self._background = Group()
         events = environment.events
         events.test_start.add_listener(self._on_start)
@@ -156,8 +158,9 @@ class LoadTest:
         load = self._load()
         options.num_users, options.spawn_rate = load.users, load.users_per_s
         options.run_salt, options.duration_s = secrets.token_hex(4), load.duration_s
-        # Locust counts it from before workers look what there is to test; then it is for the page.
-        options.run_time = None if options.headless else load.duration_s
+        # Locust would count it from before workers look what there is to test.
+        self._is_timed_here = options.headless or options.autostart
+        options.run_time = None if self._is_timed_here else load.duration_s
         is_master = isinstance(environment.runner, MasterRunner)
         options.num_shards = options.expect_workers if is_master else 1
         environment.stop_timeout = environment.stop_timeout or load.drain_s
@@ -212,8 +215,8 @@ class LoadTest:
             self._background.spawn(self.recorder.watch_lag)
         if not isinstance(self.environment.runner, WorkerRunner):
             self._background.spawn(self.recorder.watch_history, self._publish)
-            if self.options.headless and self.environment.shape_class is None:
-                gevent.spawn(self._quit_when_over)
+            if self._is_timed_here and self.environment.shape_class is None:
+                self._timer = gevent.spawn(self._end_when_over)
         self.began_at_s = time.time()
 
     def _inspect(self) -> None:
@@ -236,18 +239,29 @@ class LoadTest:
         if len(self.recorder.history) % _PUBLISH_EVERY == 0:
             log.info("%s", report.moment_line(moment))
 
-    def _quit_when_over(self) -> None:
-        """The time counts from the first user on, or from when there should have been one."""
-        runner = self.environment.runner
+    def _end_when_over(self) -> None:
+        """The time counts from the first user on, or from when there should have been one. The
+        web UI goes on, and times what it starts itself, unless it is to quit by itself."""
+        runner, options = self.environment.runner, self.options
         with gevent.Timeout(_FIRST_USER_S, False):
             while not runner.user_count:
                 gevent.sleep(_LOOK_EVERY_S)
-        log.info("the load lasts %g s", self.options.duration_s)
-        gevent.sleep(self.options.duration_s)
+        log.info("the load lasts %g s", options.duration_s)
+        gevent.sleep(options.duration_s)
+        if not options.headless:
+            self._is_timed_here, options.run_time = False, options.duration_s
+            runner.stop()
+            if options.autoquit == -1:
+                return
+            gevent.sleep(options.autoquit)
         runner.quit()
+        if self.environment.web_ui is not None:
+            self.environment.web_ui.stop()
 
     def _on_stop(self, **_: Any) -> None:
         self._background.kill(block=False)
+        if self._timer is not None and self._timer is not gevent.getcurrent():
+            self._timer.kill(block=False)
         if isinstance(self.environment.runner, WorkerRunner):
             return
         if not self.options.headless:

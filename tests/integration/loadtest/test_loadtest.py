@@ -76,7 +76,8 @@ def run_locust(folder: Path, host: str, scenario: str, *options: str) -> tuple[i
     (folder / "test.toml").write_text(scenario)
     command = [
         sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest" / "locustfile.py"),
-        "--host", host, "--scenario", str(folder / "test.toml"), "--headless", "--only-summary",
+        "--host", host, "--scenario", str(folder / "test.toml"), "--only-summary",
+        *(() if "--autostart" in options else ("--headless",)),
         "--report", str(folder / "report"), "--json-file", str(folder / "locust"), *options,
     ]  # fmt: skip
     ran = subprocess.run(
@@ -183,6 +184,17 @@ def test_the_web_page_ends_with_its_test_which_is_compared_with_an_earlier_one(
     assert run["all"]["requests"] > 0
     assert run["is_kept"] is False
     assert len(run["slowest_requests"]) == min(10, run["kinds"][-1]["requests"])
+
+
+def test_the_time_of_a_test_that_a_page_begins_by_itself_counts_from_its_first_user(
+    tmp_path: Path, url: str
+) -> None:
+    (port,) = free_ports(1)
+    scenario = SCENARIO.replace("duration_s = 1.3", "duration_s = 0.01")
+    page = ["--autostart", "--autoquit", "0", "--web-host", "127.0.0.1", "--web-port", str(port)]
+    code, run = run_locust(tmp_path, url, scenario, *page)
+    assert (code, run["load"]["duration_s"]) == (0, 0.01)
+    assert run["all"]["requests"] > 0
 
 
 def read_until(url: str, text: str) -> str:
