@@ -6,6 +6,7 @@ kills its reader. Nor need the maker trust a reader, which could open a descript
 read once more for writing. Knows nothing of the content.
 """
 
+import ctypes
 import errno
 import mmap
 import os
@@ -18,6 +19,10 @@ if sys.platform == "linux":
     _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
     # F_SEAL_FUTURE_WRITE, since Linux 5.1: what is mapped already stays writable, nothing else is.
     _FUTURE_WRITE = 0x0010
+
+HUGE_PAGE_BYTES = 2 * 2**20
+_MAP_FIXED = 0x10  # sys/mman.h
+_WRITABLE = 0x200  # PyBUF_WRITE
 
 
 class NotSealed(Exception):
@@ -36,6 +41,38 @@ def resize_and_map(fd: int, num_bytes: int) -> mmap.mmap:
     """Size the file and map it, shared and writable. Raises OSError when memory is short."""
     os.ftruncate(fd, num_bytes)
     return mmap.mmap(fd, num_bytes)
+
+
+def resize_and_map_huge(fd: int, num_bytes: int) -> memoryview:
+    """As `resize_and_map`, where huge pages can be had (`prefault`), and for the process's life.
+
+    A huge page of a file lies at a multiple of its size in memory as in the file; mmap.mmap takes
+    no address. Raises OSError.
+    """
+    os.ftruncate(fd, num_bytes)
+    if sys.platform != "linux" or num_bytes < HUGE_PAGE_BYTES:
+        return memoryview(mmap.mmap(fd, num_bytes))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
+
+    def map_at(address: int | None, size: int, protection: int, flags: int, file: int) -> int:
+        mapped: int = libc.mmap(address, size, protection, flags, file, 0)
+        if mapped == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return mapped
+
+    reserved = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    address = map_at(None, num_bytes + HUGE_PAGE_BYTES, 0, reserved, -1)
+    address += -address % HUGE_PAGE_BYTES
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    map_at(address, num_bytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd)
+    # Its items are bytes; those of an array of ctypes are not.
+    view = ctypes.pythonapi.PyMemoryView_FromMemory
+    view.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+    view.restype = ctypes.py_object
+    memory: memoryview = view(address, num_bytes, _WRITABLE)
+    return memory
 
 
 def map_memory_file(fd: int, num_bytes: int) -> mmap.mmap:

@@ -3,16 +3,21 @@
 The first write to a page of fresh memory costs a page fault and the zeroing of the page, up to half
 of a prefill's time until every page of a large pool was used once. Ahead of time it costs only idle
 CPU time. Needs Linux 5.14; elsewhere nothing happens.
+
+Linux 6.1 can be asked for huge pages too, whatever the system's settings for shared memory are
+(decision 0099): attention reads a pool of them up to several times as fast.
 """
 
 import ctypes
+import mmap
 import os
 import sys
 import threading
 
-_MADV_POPULATE_WRITE = 23  # linux/mman.h
-# One call blocks other threads that map or unmap memory.
-_PIECE_BYTES = 2 * 1024 * 1024
+from baton.system.memory_file import HUGE_PAGE_BYTES
+
+# linux/mman.h
+_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
 
 
 def prefault(memory: memoryview) -> threading.Thread | None:
@@ -33,7 +38,10 @@ def _populate(memory: memoryview) -> None:
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for start in range(0, memory.nbytes, _PIECE_BYTES):
-        length = min(_PIECE_BYTES, memory.nbytes - start)
-        if madvise(address + start, length, _MADV_POPULATE_WRITE):
+    # One call blocks other threads that map or unmap memory.
+    for start in range(0, memory.nbytes, HUGE_PAGE_BYTES):
+        piece, size = address + start, min(HUGE_PAGE_BYTES, memory.nbytes - start)
+        # A huge page takes the place of small ones: there has to be one.
+        madvise(piece, min(size, mmap.PAGESIZE), _MADV_POPULATE_WRITE)
+        if madvise(piece, size, _MADV_COLLAPSE) and madvise(piece, size, _MADV_POPULATE_WRITE):
             return  # an older kernel, or no memory left: pages come with their first write

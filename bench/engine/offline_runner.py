@@ -17,7 +17,7 @@ import torch
 
 from baton.engine.protocol.messages import AddSequence, Command, SamplingParams
 from baton.engine.step.engine import Engine
-from baton.system.memory_file import create_memory_file, resize_and_map
+from baton.system.memory_file import create_memory_file, resize_and_map_huge
 from baton.system.prefault import prefault
 from baton.worker.core_main import build_engine, parse_options
 from bench.contenders import POOL_NAME
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
     engine = build_engine(options)
     pool_bytes = engine.num_pool_rows * engine.info.kv_spec.row_bytes
     pool_fd = create_memory_file(POOL_NAME)
-    pool = memoryview(resize_and_map(pool_fd, pool_bytes))
+    pool = resize_and_map_huge(pool_fd, pool_bytes)
     os.close(pool_fd)
     engine.bind_pool(pool)
     if (prefaulting := prefault(pool)) is not None:

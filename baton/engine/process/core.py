@@ -24,7 +24,7 @@ from baton.engine.protocol.messages import (
 )
 from baton.engine.protocol.progress_page import PAGE_BYTES, ProgressPage
 from baton.system.frames import FrameSocket, PeerClosed
-from baton.system.memory_file import map_memory_file, resize_and_map
+from baton.system.memory_file import map_memory_file, resize_and_map_huge
 from baton.system.parent_death import die_with_parent
 from baton.system.prefault import prefault
 
@@ -83,7 +83,7 @@ class CoreLink:
 
     def create_pool(self, num_bytes: int) -> memoryview:
         """Size the shared pool and map it. Raises OSError when the machine has no room."""
-        return memoryview(resize_and_map(self.pool_fd, num_bytes))
+        return resize_and_map_huge(self.pool_fd, num_bytes)
 
     def leave(self) -> None:
         """Leave the front to the process that this one was forked from."""
