@@ -21,7 +21,7 @@ if sys.platform == "linux":
     _FUTURE_WRITE = 0x0010
 
 HUGE_PAGE_BYTES = 2 * 2**20
-_MAP_FIXED = 0x10  # sys/mman.h
+_MAP_FIXED = 0x10  # of mmap(2)
 _WRITABLE = 0x200  # PyBUF_WRITE
 
 
