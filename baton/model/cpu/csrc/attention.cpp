@@ -35,6 +35,8 @@ namespace {
 constexpr int kMaxPartQueries = 8;
 // Rows of one item of a chunk: many share the packing of keys, few share the work out evenly.
 constexpr int kMinChunkRows = 64, kMaxChunkRows = 512;
+// So many turns for each thread at least, for an even share, or as many as there are items.
+constexpr int kMinTurns = 8;
 // Less work than this (bytes of keys and values that are read) is not worth waking other threads.
 constexpr int64_t kSerialBytes = 128 * 1024;
 constexpr int64_t kSerialStoreBytes = 64 * 1024;
@@ -51,10 +53,17 @@ struct Share {
     int64_t counters;  // where its heads' counters of finished parts are
     int item_rows;     // of a chunk
     int num_row_items;
-    int64_t end_item;  // items are numbered through all sequences
+    int turn_heads;    // of few rows: heads whose same part a thread takes together
+    int64_t end_turn;  // turns are numbered through all sequences
 
     int num_items(const Layer& layer) const {
         return layer.num_kv_heads * (is_chunk ? num_row_items : num_parts);
+    }
+    int turns_of_part(const Layer& layer) const {
+        return (layer.num_kv_heads + turn_heads - 1) / turn_heads;
+    }
+    int num_turns(const Layer& layer) const {
+        return is_chunk ? num_items(layer) : turns_of_part(layer) * num_parts;
     }
 };
 
@@ -123,13 +132,14 @@ class Attention {
    public:
     Attention(const Call& call, int num_threads)
         : call_(call), kernels_(kernels_of(call.step.isa, call.layer.dtype)) {
-        int64_t num_states = 0, num_counters = 0;
+        int64_t num_states = 0, num_counters = 0, num_items = 0;
         for (int seq = 0; seq < call.step.num_seqs; ++seq) {
             if (call.step.query_starts[seq] == call.step.query_starts[seq + 1]) continue;
             Share share = share_of(call, seq, num_threads);
             share.states = num_states;
             share.counters = num_counters;
             if (!share.is_chunk) {
+                num_items += share.num_items(call.layer);
                 num_states += int64_t(share.num_items(call.layer)) * share.num_rows *
                               state_stride(call.layer);
                 num_counters += call.layer.num_kv_heads;
@@ -142,25 +152,30 @@ class Attention {
         // The largest items first, so that none of them is begun last.
         std::stable_partition(shares_.begin(), shares_.end(),
                               [](const Share& s) { return s.is_chunk; });
-        for (Share& share : shares_) share.end_item = num_items_ += share.num_items(call.layer);
+        const int turn_heads = std::clamp<int64_t>(num_items / (kMinTurns * num_threads), 1,
+                                                   call.layer.num_kv_heads);
+        for (Share& share : shares_) {
+            share.turn_heads = turn_heads;
+            share.end_turn = num_turns_ += share.num_turns(call.layer);
+        }
         states_ = static_cast<float*>(shared_arena().reserve(num_states * 4));
         counters_ = std::vector<std::atomic<int>>(num_counters);
     }
 
     int64_t work_bytes() const { return work_bytes_; }
 
-    // Does items until none is left; every thread of the team calls it.
+    // Takes turns until none is left; every thread of the team calls it.
     void run() {
         Arena& arena = arena_of_thread();
         auto share = shares_.begin();
-        for (int64_t item;
-             (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < num_items_;) {
-            while (item >= share->end_item) ++share;
-            const int index = item - (share->end_item - share->num_items(call_.layer));
+        for (int64_t turn;
+             (turn = next_turn_.fetch_add(1, std::memory_order_relaxed)) < num_turns_;) {
+            while (turn >= share->end_turn) ++share;
+            const int index = turn - (share->end_turn - share->num_turns(call_.layer));
             if (share->is_chunk)
                 run_rows(*share, index, arena);
             else
-                run_part(*share, index, arena);
+                run_heads(*share, index, arena);
         }
     }
 
@@ -202,10 +217,17 @@ class Attention {
         kernels_.merge_parts(rows, num_rows, states, num_parts, stride);
     }
 
-    // One part after the other, whose heads lie side by side.
-    void run_part(const Share& share, int index, Arena& arena) {
-        const int kv_head = index % call_.layer.num_kv_heads;
-        const int which = index / call_.layer.num_kv_heads;
+    // One part after the other. Its heads lie side by side: what the processor reads ahead of one
+    // head is of the next, and lost where another thread takes that. A fifth of the rate, measured.
+    void run_heads(const Share& share, int index, Arena& arena) {
+        const int turns = share.turns_of_part(call_.layer);
+        const int first = index % turns * share.turn_heads;
+        const int end = std::min(first + share.turn_heads, call_.layer.num_kv_heads);
+        for (int kv_head = first; kv_head < end; ++kv_head)
+            run_part(share, kv_head, index / turns, arena);
+    }
+
+    void run_part(const Share& share, int kv_head, int which, Arena& arena) {
         const Rows rows = rows_of(share, kv_head);
         const int64_t part_stride = share.num_rows * state_stride(call_.layer);
         float* of_head = states_ + share.states + kv_head * share.num_parts * part_stride;
@@ -223,8 +245,8 @@ class Attention {
     std::vector<Share> shares_;
     float* states_;
     std::vector<std::atomic<int>> counters_;
-    std::atomic<int64_t> next_item_{0};
-    int64_t num_items_ = 0;
+    std::atomic<int64_t> next_turn_{0};
+    int64_t num_turns_ = 0;
     int64_t work_bytes_ = 0;
 };
 
