@@ -145,9 +145,9 @@ spec:
 {{- $startup := $p.startupSeconds | default 120 }}
 startupProbe:
   {{- include "baton.probe" (dict "p" $p "path" ($p.startup | default $p.ready)) | nindent 2 }}
-  periodSeconds: 5
+  periodSeconds: 1
   timeoutSeconds: 3
-  failureThreshold: {{ div (add $startup 4) 5 }}
+  failureThreshold: {{ $startup }}
 readinessProbe:
   {{- include "baton.probe" (dict "p" $p "path" $p.ready "port" $p.readyPort "scheme" $p.readyScheme) | nindent 2 }}
   periodSeconds: 2
