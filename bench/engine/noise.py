@@ -103,7 +103,8 @@ def running(contender: Contender, folder: Path) -> Iterator[Task]:
         stderr=subprocess.DEVNULL,
         text=True,
     ) as process:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         requests, answers = process.stdin, process.stdout
         num_prompts = 0
 
