@@ -19,8 +19,14 @@ from baton.system.clock import SystemClock
 from baton.wire.call_methods import ENCODE
 from baton.wire.failures import Incompatible, Unavailable
 from baton.wire.v1 import router_pb2, tokenizer_pb2, tokenizer_pb2_grpc
-from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer
+from services.gateway.clients.grpc import (
+    TOKENIZER_PATIENCE_S,
+    GrpcQuota,
+    GrpcRouter,
+    GrpcTokenizer,
+)
 from services.gateway.clients.protocols import CallContext
+from services.router.settings import Settings as RouterSettings
 
 NOBODY = "127.0.0.1:1"
 
@@ -116,6 +122,10 @@ async def test_a_request_waits_for_tokenizers_that_all_come_back() -> None:
         for replica in replicas:
             await replica.start(replica.endpoint)
         await waiting
+
+
+def test_a_request_waits_for_a_tokenizer_as_long_as_for_a_worker() -> None:
+    assert RouterSettings.no_worker_wait_s == TOKENIZER_PATIENCE_S
 
 
 async def test_a_tokenizer_that_is_down_is_no_news_about_internal_addresses(
