@@ -50,8 +50,8 @@ ARTIFACT_TIMEOUT_S = 60.0
 MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
 # How long a request waits for any replica of quota, when none is there: leases bridge an outage.
 PATIENCE_S = 0.9
-# And for a tokenizer, which nothing stands for: as long as it waits in a router for a worker, so that
-# all replicas of either may be gone for a moment.
+# And for a tokenizer, which nothing stands for: as long as it waits in a router for a worker. All
+# replicas of either may be gone for a moment.
 TOKENIZER_PATIENCE_S = 10.0
 LARGE_PROMPT_BYTES = 64 * 1024
 # A call to quota that is silent for so long is made again, over another connection.
