@@ -146,7 +146,7 @@ def outcome(ask: Ask, deadline_s: float = 60.0) -> tuple[str, float]:
     return run_virtual(main(), clock)
 
 
-@pytest.mark.parametrize(("ask", "num_tries"), [(authenticate, 18), (reserve, 18), (encode, 101)])
+@pytest.mark.parametrize(("ask", "num_tries"), [(authenticate, 18), (reserve, 18), (encode, 201)])
 def test_a_request_that_finds_nobody_asks_again_for_its_patience(
     channel: Channel, ask: Ask, num_tries: int
 ) -> None:
