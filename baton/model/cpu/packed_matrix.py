@@ -13,12 +13,12 @@ import torch
 
 from baton.model.cpu import native
 from baton.model.cpu.native_structs import Matrix
+from baton.system.memory_file import HUGE_PAGE_BYTES
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `Dtype` in csrc/attention.h
 PANEL_COLUMNS = 32
 HALF_COLUMNS = 16
 CHUNK_BYTES = 64
-_HUGE_PAGE_BYTES = 2 * 1024 * 1024
 _REGION_BYTES = 64 * 1024 * 1024
 _ALIGNMENT = 4096
 
@@ -45,13 +45,13 @@ def _huge_pages(num_bytes: int) -> torch.Tensor:
     if not hasattr(mmap, "MAP_PRIVATE") or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(num_bytes, dtype=torch.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=flags)
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=flags)
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
         pass  # a kernel without huge pages: only slower
     region = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -region.data_ptr() % _HUGE_PAGE_BYTES
+    start = -region.data_ptr() % HUGE_PAGE_BYTES
     return region[start : start + num_bytes]
 
 

@@ -54,11 +54,9 @@ def address_of(memory: memoryview | mmap.mmap) -> int:
 
 def huge_pages_kb(address: int) -> int:
     """What of the mapping at this address is read through huge pages."""
-    [mapping] = re.findall(rf"^{address:x}-.*?^VmFlags", Path("/proc/self/smaps").read_text(), _ALL)
+    smaps = Path("/proc/self/smaps").read_text()
+    [mapping] = re.findall(rf"^{address:x}-.*?^VmFlags", smaps, re.M | re.S)
     return int(re.search(r"ShmemPmdMapped: +(\d+)", mapping)[1])  # type: ignore[index]
-
-
-_ALL = re.MULTILINE | re.DOTALL
 
 
 def has_huge_pages() -> bool:
