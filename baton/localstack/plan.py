@@ -102,6 +102,18 @@ class Options:
         return (prefill + self.num_decode * self.worker.num_ranks("decode")) * len(self.models)
 
     @property
+    def num_threads(self) -> int:
+        """Threads of each worker."""
+        return self.worker.num_threads or max(1, num_available_cores() // self.num_workers)
+
+    @property
+    def threads_sleep(self) -> bool:
+        """Whether threads that wait for each other in a step sleep at once. vLLM's meet dozens of
+        times in one, and look on for a while where each has a core."""
+        has_cores = self.num_threads * self.num_workers <= num_available_cores()
+        return self.worker.engine != "vllm" or not has_cores
+
+    @property
     def gpu_problem(self) -> str:
         """The reason why the workers cannot have these GPUs; empty when they can."""
         num_gpus = len(self.worker.gpus)
@@ -136,7 +148,7 @@ class Options:
         has_experts = worker.is_expert_parallel and worker.num_ranks(role) > 1
         settings = {
             "dtype": worker.dtype,
-            "threads": worker.num_threads or max(1, num_available_cores() // self.num_workers),
+            "threads": self.num_threads,
             "kv_memory": worker.kv_memory,
             "memory_share": round(memory_share, 4),
             "device": "cuda" if worker.gpus else None,

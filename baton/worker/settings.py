@@ -45,6 +45,9 @@ class Settings:
     expert_parallel: Literal["on", "off"] = "off"
     # Whether vLLM's build for GPUs is started, although nothing of it was ever run on one.
     unproven: Literal["on", "off"] = "off"
+    # Whether vLLM compiles its steps; auto = on CPUs, where a C++ compiler is. The first start with a
+    # model takes a minute longer then.
+    compile: Literal["auto", "on", "off"] = "auto"
 
     # Type of the weights and of the computation; auto = the checkpoint's where the device is made
     # for it, else float32.
@@ -193,6 +196,7 @@ class Settings:
             "--tensor-parallel": self.tensor_parallel if self.tensor_parallel > 1 else None,
             "--expert-parallel": "on" if self.expert_parallel == "on" else None,
             "--unproven": "on" if self.unproven == "on" and self.engine == "vllm" else None,
+            "--compile": None if self.compile == "auto" or self.engine == "baton" else self.compile,
             "--adapter-slots": None if self.adapters is None else self.adapter_slots,
             "--adapter-rank": None if self.adapters is None else self.adapter_rank,
             "--nixl-agent": self.identity() if "nixl" in self.handoff().names else "",

@@ -17,6 +17,7 @@ from baton.engine.protocol.messages import EngineInfo
 from baton.system.byte_size import parse_bytes
 from baton.system.cores import num_available_cores
 from baton.system.crash_trace import leave_stack
+from baton.system.load_progress import LoadStage, LoadTeller, Tell
 from baton.wire.fingerprint import FileDigests, fingerprint_of
 
 # One exact version: parts of vLLM that are not its public interface are used here.
@@ -35,9 +36,11 @@ def main(argv: Sequence[str]) -> int:
     link, rest = CoreLink.from_argv(argv)
     options = parse_options(rest)
     _set_environment(options)
+    tell = LoadTeller().tell
+    tell(LoadStage("import of vLLM"))
     try:
         check(options)
-        engine = _build(options, link)
+        engine = _build(options, link, tell)
     except (CannotServe, ValueError, OSError) as error:
         link.refuse(_line_of(error))
         return EXIT_CANNOT_SERVE
@@ -99,8 +102,8 @@ def _set_environment(options: argparse.Namespace) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
-def _build(options: argparse.Namespace, link: CoreLink) -> Any:
-    """Load the model."""
+def _build(options: argparse.Namespace, link: CoreLink, tell: Tell) -> Any:
+    """Load the model, and have each kind of step run once."""
     from baton.engines.vllm.adapters import prepare
     from baton.engines.vllm.engine import VllmEngine, VllmParts
     from baton.engines.vllm.model_facts import end_token_ids, grammar_states
@@ -109,7 +112,8 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     from baton.system.clock import SystemClock
 
     folder = _model_folder(options.model)
-    core = _load(options, link)
+    core = _load(options, link, tell)
+    tell(LoadStage("warm-up"))
     digests, tokenizer_file = tokenizer_of(folder, is_verified=options.verify_weights == "on")
     model = core.vllm_config.model_config
     end_ids = end_token_ids(model)
@@ -122,7 +126,7 @@ def _build(options: argparse.Namespace, link: CoreLink) -> Any:
     return VllmEngine(parts, info, pace, SystemClock())
 
 
-def _load(options: argparse.Namespace, link: CoreLink) -> Any:
+def _load(options: argparse.Namespace, link: CoreLink, tell: Tell) -> Any:
     """vLLM's EngineCore, with its ranks. Raises CannotServe, ValueError."""
     from vllm.platforms import current_platform
     from vllm.v1.engine.core import EngineCore
@@ -133,6 +137,8 @@ def _load(options: argparse.Namespace, link: CoreLink) -> Any:
     is_cpu = current_platform.is_cpu()
     start_method = os.environ.get(START_METHOD) or ("fork" if is_cpu else "spawn")
     config = _engine_config(options)
+    is_eager = config.model_config.enforce_eager
+    tell(LoadStage("weights" if is_eager else "weights, compilation of steps"))
     os.environ[START_METHOD] = start_method  # vLLM has set it, on CPUs to spawn
     if options.expert_parallel == "on" and is_cpu:
         _check_experts(config.model_config.quantization)
@@ -204,6 +210,7 @@ def _engine_config(options: argparse.Namespace) -> Any:
     from vllm.platforms import current_platform
 
     from baton.engines.vllm.adapters import NUM_EMPTY_PLACES
+    from baton.engines.vllm.compilation import is_compiled
 
     package = "baton.engines.vllm"
     num_ranks = options.tensor_parallel
@@ -227,7 +234,7 @@ def _engine_config(options: argparse.Namespace) -> Any:
         gpu_memory_utilization=options.memory_share / num_sharing,
         tensor_parallel_size=num_ranks,
         enable_expert_parallel=options.expert_parallel == "on",
-        enforce_eager=True,
+        enforce_eager=not is_compiled(options.compile, is_cpu=current_platform.is_cpu()),
         enable_lora=options.adapter_slots > 0,
         max_loras=num_places,
         max_cpu_loras=num_places,
@@ -276,6 +283,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--expert-parallel", default="off")
     parser.add_argument("--unproven", default="off")
+    parser.add_argument("--compile", default="auto")
     return parser.parse_args(argv)
 
 

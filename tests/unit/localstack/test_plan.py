@@ -127,6 +127,18 @@ def test_more_workers_than_cores_have_one_thread_each(
     assert options(tmp_path).worker_settings()["threads"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("engine", "num_threads", "sleep"), [("vllm", 2, False), ("vllm", 3, True), ("baton", 2, True)]
+)
+def test_threads_of_vllm_look_on_for_a_while_where_each_has_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, num_threads: int, sleep: bool
+) -> None:
+    monkeypatch.setattr(plan, "num_available_cores", lambda: 4)
+    worker = plan.WorkerOptions(engine=engine, num_threads=num_threads)
+    made = options(tmp_path, num_prefill=1, num_decode=1, worker=worker)
+    assert made.threads_sleep == sleep
+
+
 def test_all_workers_are_deterministic_on_request(tmp_path: Path) -> None:
     assert "deterministic" not in options(tmp_path).worker_settings()
     asked = options(tmp_path, worker=plan.WorkerOptions(is_deterministic=True))

@@ -85,3 +85,10 @@ def test_a_worker_without_a_model_does_not_start() -> None:
 def test_impossible_sizes_are_named(name: str, text: str) -> None:
     with pytest.raises(SettingsError, match=name):
         load(model="m", **{name: text})
+
+
+def test_whether_steps_are_compiled_is_for_vllm_to_know() -> None:
+    asked = load(model="m", engine="vllm", compile="off")
+    assert "--compile off" in " ".join(asked.core_arguments())
+    for other in (load(model="m", engine="vllm"), load(model="m", compile="off")):
+        assert "compile" not in " ".join(other.core_arguments())
