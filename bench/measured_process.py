@@ -78,6 +78,18 @@ class MeasuredProcess:
         assert self.process.stdout is not None
         return self.process.stdout
 
+    def pause(self) -> None:
+        """Stop all its processes, which may look for work all the time."""
+        for process in process_tree(self.pid):
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        for process in process_tree(self.pid):
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+
     def failure(self) -> RunnerFailed:
         """Describe the end of a process that should not have ended."""
         lines = self._log.read_text(errors="replace").splitlines()[-_SHOWN_LOG_LINES:]
@@ -86,6 +98,7 @@ class MeasuredProcess:
 
     def stop(self) -> None:
         """End of input and SIGINT, then SIGKILL to those of its processes that are left."""
+        self.resume()
         tree = process_tree(self.pid)
         if self.process.stdin is not None:
             self.process.stdin.close()
@@ -136,20 +149,12 @@ class Runner:
         return self._process.pid
 
     def pause(self) -> None:
-        """Stop all its processes: an engine that is through may still spin beside the next one."""
-        for process in process_tree(self.pid):
-            with contextlib.suppress(psutil.Error):
-                process.suspend()
-
-    def resume(self) -> None:
-        """Undo `pause`."""
-        for process in process_tree(self.pid):
-            with contextlib.suppress(psutil.Error):
-                process.resume()
+        """Stop it: an engine that is through may still spin beside the next one."""
+        self._process.pause()
 
     def ask(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """Have one task done; paused before and after. Raises RunnerFailed."""
-        self.resume()
+        self._process.resume()
         try:
             return self._ask(task)
         finally:
@@ -164,7 +169,6 @@ class Runner:
         return self.read()
 
     def stop(self) -> None:
-        self.resume()
         self._process.stop()
 
     def read(self) -> dict[str, Any]:

@@ -178,7 +178,8 @@ class StreamsBench:
 
 def summarize(streams: Record, long: Record) -> Record:
     """Gaps between the streams' tokens while long prompts were under way, the long prompts' first
-    tokens, and the tokens of all per second, from both answers of `loadtest/raw_client.py`."""
+    tokens and the gap after those, and the tokens of all per second, from both answers of
+    `loadtest/raw_client.py`."""
     errors = streams["errors"] + long["errors"]
     prefills = [(one["began_s"], one["text_times_s"][0]) for one in long["requests"]]
     gaps = [
@@ -188,6 +189,9 @@ def summarize(streams: Record, long: Record) -> Record:
         if any(began <= later and earlier <= first for began, first in prefills)
     ]
     ttft = [first - began for began, first in prefills]
+    # In a split, the rest of the handoff and the start of the decode worker are in these.
+    times = [one["text_times_s"][:2] for one in long["requests"]]
+    first_gaps = [pair[1] - pair[0] for pair in times if len(pair) == 2]
     num_tokens = sum(one["num_output_tokens"] for one in streams["requests"])
     num_prompt = sum(one["num_prompt_tokens"] for one in long["requests"])
     return {
@@ -196,6 +200,7 @@ def summarize(streams: Record, long: Record) -> Record:
         "num_gaps": len(gaps),
         **{f"itl_p{percent}_s": percentile(gaps, percent) for percent in (50, 95, 99)},
         **{f"long_ttft_p{percent}_s": percentile(ttft, percent) for percent in (50, 95)},
+        "long_first_gap_p50_s": percentile(first_gaps, 50),
         "stream_tokens_per_s": num_tokens / streams["wall_s"],
         "long_tokens_per_s": num_prompt / long["wall_s"],
     }

@@ -12,6 +12,7 @@ _COLUMNS = {
     "itl_p99_s": "ITL p99, ms",
     "long_ttft_p50_s": "long TTFT p50, ms",
     "long_ttft_p95_s": "long TTFT p95, ms",
+    "long_first_gap_p50_s": "long, token 1 to 2 p50, ms",
     "stream_tokens_per_s": "output tokens/s",
     "long_tokens_per_s": "long prompt tokens/s",
     "others_cpu": "others' CPU",
@@ -50,7 +51,7 @@ def arrangements_table(runs: Sequence[Record]) -> str:
 
 
 def _median(records: Sequence[Record], key: str) -> str:
-    values = [record[key] for record in records if record[key] is not None]
+    values = [record[key] for record in records if record.get(key) is not None]
     if not values:
         return "-"
     median = statistics.median(values)

@@ -92,7 +92,7 @@ def _round(
         long_tokens=_LONG_TOKENS,
     )  # fmt: skip
     for server in bench.servers:
-        with ExitStack() as stack:
+        with ExitStack() as stack, server.turn():
             measured = disagg.StreamsBench(streams, folder, stack, server).measure(number)
         yield {"part": "disagg", "arrangement": server.name, **measured}
 

@@ -1,7 +1,7 @@
 """Servers side by side under the same load: conversations streamed at several concurrencies.
 
 All servers run at once and take turns, so that a noisy minute hits all of them; one that waits
-takes next to no CPU, and is woken by a short request before it is measured.
+takes next to no CPU or is stopped, and is woken by a short request before it is measured.
 """
 
 import sys
@@ -88,6 +88,7 @@ class ServedBench:
         warm_up = [f"warm-{index}" for index in range(_NUM_WARM_UP)]
         answer = self._send(server, warm_up, self._plan.size, 1)
         server.settle()
+        server.rest()
         errors = first["errors"] + answer["errors"]
         record = {"engine": name, "measure": "start", "ready_s": server.ready_s}
         if errors:
@@ -97,6 +98,10 @@ class ServedBench:
 
     def measure(self, server: Server, concurrency: int) -> Record:
         """One run at one concurrency."""
+        with server.turn():
+            return self._measure(server, concurrency)
+
+    def _measure(self, server: Server, concurrency: int) -> Record:
         self._wake(server)
         names = [f"c{concurrency}-{i}" for i in range(self._plan.num_requests(concurrency))]
         watch = CpuWatch(server.process.pid, self._load.pid)

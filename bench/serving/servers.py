@@ -9,7 +9,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,6 +80,21 @@ class Server:
     def put_ahead(self) -> None:
         for process in process_tree(self.process.pid):
             put_ahead(process.pid)
+
+    def rest(self) -> None:
+        """Until the next turn; vLLM's servers are stopped, since they look for work all the time.
+        A stack would take that for a fault."""
+        if self.name not in STACKS:
+            self.process.pause()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """While it is measured."""
+        self.process.resume()
+        try:
+            yield
+        finally:
+            self.rest()
 
     def stop(self) -> None:
         self.process.stop()

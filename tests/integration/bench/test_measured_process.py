@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from bench.machine import living, process_tree
-from bench.measured_process import Runner
+from bench.measured_process import MeasuredProcess, Runner
+from bench.serving.servers import Server
 
 # Answers every task at once, and its child never rests.
 RESTLESS = """
@@ -21,11 +23,11 @@ child.kill()
 """
 
 
-def states(runner: Runner) -> set[str]:
+def states(runner: Runner | MeasuredProcess) -> set[str]:
     return {process.status() for process in process_tree(runner.pid)}
 
 
-def assert_they_stop(runner: Runner) -> None:
+def assert_they_stop(runner: Runner | MeasuredProcess) -> None:
     """One that is on a processor takes the signal when the kernel next looks at it."""
     deadline_s = time.monotonic() + 60
     while states(runner) != {psutil.STATUS_STOPPED}:
@@ -47,6 +49,26 @@ def test_a_runner_and_its_children_stand_still_while_they_have_no_task(tmp_path:
         tree = process_tree(runner.pid)
         runner.stop()
     assert not living(tree)
+
+
+@pytest.mark.parametrize(("name", "stops"), [("vllm", True), ("baton on vllm", False)])
+def test_a_server_that_waits_for_its_turn_is_stopped_but_for_a_stack(
+    tmp_path: Path, name: str, stops: bool
+) -> None:
+    process = MeasuredProcess([sys.executable, "-c", "import time; time.sleep(99)"], tmp_path / "log", {})
+    server = Server(name, process, started_at=0.0)
+    try:
+        server.rest()
+        if stops:
+            assert_they_stop(process)
+        with server.turn():
+            assert psutil.STATUS_STOPPED not in states(process)
+        if stops:
+            assert_they_stop(process)
+        else:
+            assert psutil.STATUS_STOPPED not in states(process)
+    finally:
+        server.stop()
 
 
 def test_a_child_that_ended_and_that_nobody_reaps_does_not_live() -> None:

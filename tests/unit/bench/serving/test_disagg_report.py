@@ -27,6 +27,7 @@ def test_only_gaps_while_a_long_prompt_was_under_way_count() -> None:
     assert summary["num_gaps"] == 1
     assert summary["itl_p95_s"] == pytest.approx(0.5)
     assert summary["long_ttft_p50_s"] == pytest.approx(0.3)
+    assert summary["long_first_gap_p50_s"] == pytest.approx(0.3)
     assert summary["stream_tokens_per_s"] == 2.5
     assert summary["long_tokens_per_s"] == 1000
 
