@@ -1,8 +1,11 @@
 """Limits the prefill tokens of a step, so that running streams are not held up.
 
-A step that decodes should end within `max_step_s`, but prefill gets at least DECODE_SHARE of the
+A step that decodes should end within `max_step_s`, but prefill gets at least LEAST_SHARE of the
 time that the decodes themselves need: a decode waits for `max_step_s` or for one and a half times
-its own step, whichever is longer. A step without decodes may take LONE_FACTOR times as long: no
+its own step, whichever is longer. Prefill gets up to MOST_SHARE where it would fall behind: while
+more prompts are to be read than streams run, and of decodes that take longer than `max_step_s` by
+themselves. Such a batch is large, many of its answers end, and for each a prompt must be read. A
+step without decodes may take LONE_FACTOR times as long: no
 stream waits for it, only newcomers and aborts do. For SHORT_STEPS after a request of a quiet
 tenant, which is not to wait for the prompts of others, it is as short as one with decodes.
 
@@ -14,7 +17,7 @@ batch has grown. Chunked prefill beside decodes: Sarathi-Serve (OSDI 2024).
 
 LONE_FACTOR = 4
 SHORT_STEPS = 300
-DECODE_SHARE = 0.5
+LEAST_SHARE, MOST_SHARE = 0.5, 1.5
 FIRST_CHUNK_TOKENS = 256
 # After so many mixed steps, or when the batch is so much larger than it was, decodes run alone.
 MAX_MIXED_STEPS = 16
@@ -42,15 +45,18 @@ class ChunkPolicy:
         """Keep the next SHORT_STEPS short: a request of a quiet tenant is here, more may follow."""
         self._num_short_steps = SHORT_STEPS
 
-    def max_prefill_tokens(self, num_decodes: int) -> int:
-        """Prefill tokens for a step with that many decodes; 0 = measure the decodes alone."""
+    def max_prefill_tokens(self, num_decodes: int, num_prompts: int = 0) -> int:
+        """Prefill tokens for a step with that many decodes; 0 = measure the decodes alone.
+
+        `num_prompts`: those that are read or could be.
+        """
         if self._max_step_s is None:
             return self._max_step_tokens
         if num_decodes and self._mixed_s > self._max_step_s / 2 and self._is_outdated(num_decodes):
             return 0
-        return self.allowed_tokens(num_decodes)
+        return self.allowed_tokens(num_decodes, num_prompts)
 
-    def allowed_tokens(self, num_decodes: int) -> int:
+    def allowed_tokens(self, num_decodes: int, num_prompts: int = 0) -> int:
         """Prefill tokens with which a step with that many decodes ends in time."""
         if self._max_step_s is None:
             return self._max_step_tokens
@@ -58,7 +64,10 @@ class ChunkPolicy:
             return min(FIRST_CHUNK_TOKENS, self._max_step_tokens)
         allowed_s = self._max_step_s * (1 if self._num_short_steps else LONE_FACTOR)
         if num_decodes:
-            allowed_s = max(self._max_step_s - self._decode_s, DECODE_SHARE * self._decode_s)
+            excess = self._decode_s / self._max_step_s - 1
+            share = max(LEAST_SHARE, LEAST_SHARE + excess, num_prompts / num_decodes)
+            share = min(share, MOST_SHARE)
+            allowed_s = max(self._max_step_s - self._decode_s, share * self._decode_s)
         if self._token_s * self._max_step_tokens <= allowed_s:
             return self._max_step_tokens
         return max(1, int(allowed_s / self._token_s))

@@ -169,7 +169,9 @@ class Scheduler:
         """Plan the sequences that have their turn; empty without work or room for them."""
         plan = StepPlan(self._max_step_tokens, self._max_num_seqs)
         prefilling = self._add_decodes(plan)
-        plan.limit_prefill(self._chunks.max_prefill_tokens(plan.num_decodes))
+        num_places = self._max_num_seqs - plan.num_decodes
+        num_prompts = min(len(prefilling) + len(self.waiting), num_places)
+        plan.limit_prefill(self._chunks.max_prefill_tokens(plan.num_decodes, num_prompts))
         for seq in prefilling:
             if seq.state is SequenceState.RUNNING:
                 if plan.num_preemptions == 0 and self.waiting.has_more_important(seq):

@@ -171,7 +171,9 @@ class VllmEngine:
     def prepare_step(self) -> int:
         running = self._scheduler.running
         num_decodes = sum(each.num_tokens - each.num_computed_tokens == 1 for each in running)
-        return self._pace.most_tokens(num_decodes, self._drafts.propose(running))
+        num_unread = len(running) - num_decodes + len(self._scheduler.waiting)
+        num_prompts = min(num_unread, self._scheduler.max_num_running_reqs - num_decodes)
+        return self._pace.most_tokens(num_decodes, num_prompts, self._drafts.propose(running))
 
     def on_preempted(self, request: Any) -> None:
         self._state.events.num_preemptions += 1

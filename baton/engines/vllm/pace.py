@@ -29,9 +29,11 @@ class StepPace:
         self._num_prefill_tokens = self._num_decodes = 0
         self._probe_s: float | None = None
 
-    def most_tokens(self, num_decodes: int, num_drafted: int) -> int:
-        """The tokens that a step with so many decodes and drafted tokens may compute."""
-        most = num_decodes + num_drafted + self._chunks.max_prefill_tokens(num_decodes)
+    def most_tokens(self, num_decodes: int, num_prompts: int, num_drafted: int) -> int:
+        """The tokens that a step with so many decodes and drafted tokens may compute, while so many
+        prompts are read or could be."""
+        num_prefill = self._chunks.max_prefill_tokens(num_decodes, num_prompts)
+        most = num_decodes + num_drafted + num_prefill
         return max(1, min(most, self._max_step_tokens))
 
     def chunk_tokens(self, num_decodes: int) -> int:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import pytest
 
 from baton.engine.step.chunk_policy import (
-    DECODE_SHARE,
     FIRST_CHUNK_TOKENS,
+    LEAST_SHARE,
     LONE_FACTOR,
     MAX_MIXED_STEPS,
+    MOST_SHARE,
     SHORT_STEPS,
     ChunkPolicy,
 )
@@ -51,8 +52,27 @@ def test_a_step_with_decodes_ends_in_time():
 
 
 def test_slow_decodes_leave_prefill_a_share():
-    expected_s = 0.09 * (1 + DECODE_SHARE)
+    expected_s = 0.09 * (1 + LEAST_SHARE)
     assert _Machine(decode_s=0.09).run(_policy(), 32)[-1] == pytest.approx(expected_s, rel=0.1)
+
+
+@pytest.mark.parametrize(("decode_s", "share"), [(0.1, 0.5), (0.15, 1.0), (0.2, 1.5), (0.9, 1.5)])
+def test_the_slower_large_batches_are_the_more_is_read_for_their_successors(
+    decode_s: float, share: float
+) -> None:
+    assert LEAST_SHARE <= share <= MOST_SHARE
+    took_s = _Machine(decode_s=decode_s).run(_policy(), 32)[-1]
+    assert took_s == pytest.approx(decode_s * (1 + share), rel=0.05)
+
+
+@pytest.mark.parametrize(("num_prompts", "share"), [(0, 0.5), (4, 0.5), (8, 1.0), (99, 1.5)])
+def test_while_more_prompts_wait_than_streams_run_most_of_a_step_is_theirs(
+    num_prompts: int, share: float
+) -> None:
+    policy = _policy()
+    _Machine(decode_s=0.08).run(policy, 8)
+    num_tokens = policy.allowed_tokens(8, num_prompts)
+    assert num_tokens == pytest.approx(80 * share, rel=0.05)
 
 
 def test_a_step_without_decodes_may_take_longer():
