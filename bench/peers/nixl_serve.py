@@ -3,9 +3,9 @@ part: it imports nothing of Baton.
 
 NIXL's package is called after a version of CUDA, and vLLM imports it without that. On CPUs the
 connector binds each rank to the last core of its NUMA node: the ranks of two servers on one machine
-would share that core, so it is not done. NIXL's Python package lets the thread of an agent look for messages
-without a pause, which takes a core of each server: here it pauses, as an agent's own option has it.
-vLLM spawns its engine, which reads this file again.
+would share that core, so it is not done. NIXL's Python package lets the thread of an agent look for
+messages without a pause, which takes a core of each server: here it pauses, as an agent's own
+option has it. vLLM spawns its engine, which reads this file again.
 """
 
 import importlib

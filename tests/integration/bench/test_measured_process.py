@@ -55,7 +55,8 @@ def test_a_runner_and_its_children_stand_still_while_they_have_no_task(tmp_path:
 def test_a_server_that_waits_for_its_turn_is_stopped_but_for_a_stack(
     tmp_path: Path, name: str, stops: bool
 ) -> None:
-    process = MeasuredProcess([sys.executable, "-c", "import time; time.sleep(99)"], tmp_path / "log", {})
+    idle = [sys.executable, "-c", "import time; time.sleep(99)"]
+    process = MeasuredProcess(idle, tmp_path / "log", {})
     server = Server(name, process, started_at=0.0)
     try:
         server.rest()
