@@ -210,7 +210,7 @@ def _engine_config(options: argparse.Namespace) -> Any:
     from vllm.platforms import current_platform
 
     from baton.engines.vllm.adapters import NUM_EMPTY_PLACES
-    from baton.engines.vllm.compilation import is_compiled
+    from baton.engines.vllm.ranks.compilation import is_compiled
 
     package = "baton.engines.vllm"
     num_ranks = options.tensor_parallel

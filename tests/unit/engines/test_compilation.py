@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engines.vllm.compilation import is_compiled
+from baton.engines.vllm.ranks.compilation import is_compiled
 
 
 @pytest.fixture
