@@ -12,14 +12,15 @@ from typing import Any
 
 from baton.engine.process.core import CoreLink
 from baton.engines.vllm import core_main
+from baton.system.load_progress import Tell
 from tests.chaos.poison.prompt import POISON_PROMPT
 
 _build = core_main._build
 
 
-def build_poisoned(options: argparse.Namespace, link: CoreLink) -> Any:
+def build_poisoned(options: argparse.Namespace, link: CoreLink, tell: Tell) -> Any:
     """As `core_main._build`: an engine that ends its process in a step with the poison."""
-    engine = _build(options, link)
+    engine = _build(options, link, tell)
     on_scheduled = engine.on_scheduled
 
     def die_of_poison(scheduled: Any) -> None:
