@@ -45,8 +45,8 @@ class Settings:
     expert_parallel: Literal["on", "off"] = "off"
     # Whether vLLM's build for GPUs is started, although nothing of it was ever run on one.
     unproven: Literal["on", "off"] = "off"
-    # Whether vLLM compiles its steps; auto = on CPUs, where a C++ compiler is. The first start with
-    # a model takes a minute longer then.
+    # Whether vLLM compiles its steps; auto = on CPUs, where a C++ compiler is. Starts take longer
+    # then, the first one with a model most.
     compile: Literal["auto", "on", "off"] = "auto"
 
     # Type of the weights and of the computation; auto = the checkpoint's where the device is made
