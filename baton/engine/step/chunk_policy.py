@@ -2,12 +2,14 @@
 
 A step that decodes should end within `max_step_s`, but prefill gets at least LEAST_SHARE of the
 time that the decodes themselves need: a decode waits for `max_step_s` or for one and a half times
-its own step, whichever is longer. Prefill gets up to MOST_SHARE where it would fall behind: while
-more prompts are to be read than streams run, and of decodes that take longer than `max_step_s` by
-themselves. Such a batch is large, many of its answers end, and for each a prompt must be read. A
-step without decodes may take LONE_FACTOR times as long: no
-stream waits for it, only newcomers and aborts do. For SHORT_STEPS after a request of a quiet
-tenant, which is not to wait for the prompts of others, it is as short as one with decodes.
+its own step, whichever is longer. Prefill gets up to MOST_SHARE where it would fall behind. While
+more prompts could be read than streams run, their ratio is its share. Of decodes that take longer
+than `max_step_s` by themselves the share grows with what they take: such a batch is large, many of
+its answers end, and for each a prompt must be read.
+
+A step without decodes may take LONE_FACTOR times as long: no stream waits for it, only newcomers
+and aborts do. For SHORT_STEPS after a request of a quiet tenant, which is not to wait for the
+prompts of others, it is as short as one with decodes.
 
 The times of decodes and of a prefill token are learned from the steps that ran. A mixed step has
 both in it: prefill that seems dearer than it is gets ever smaller chunks, which are dearer still.

@@ -5,6 +5,7 @@ import pytest
 
 from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.engine.protocol.messages import Abort, Bind, Credit, Fork, Start
+from baton.engine.step.chunk_policy import ChunkPolicy
 from baton.engine.step.scheduler import MAX_MISSED
 from baton.engine.step.step_plan import MAX_PROMPT_LOGPROB_TOKENS
 from baton.testing.engine_driver import EngineDriver, add_sequence
@@ -44,6 +45,23 @@ def test_parked_sequences_leave_their_places_and_share_them_when_all_come_back()
         driver.step()
         assert driver.events.num_step_seqs <= 2
     assert list(driver.finished) == [1, 2, 3, 4]
+
+
+def test_prompts_count_for_their_share_of_a_step_as_far_as_there_are_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = []
+
+    def note(policy: ChunkPolicy, num_decodes: int, num_prompts: int) -> int:
+        told.append((num_decodes, num_prompts))
+        return policy.allowed_tokens(num_decodes, num_prompts)
+
+    monkeypatch.setattr(ChunkPolicy, "max_prefill_tokens", note)
+    driver = make_driver(max_num_seqs=4, max_step_tokens=16)
+    driver.step(add_sequence(1, range(4), max_tokens=9))
+    driver.step(add_sequence(2, range(4), max_tokens=9), add_sequence(3, range(40), max_tokens=9))
+    driver.step(*(add_sequence(seq_id, range(4)) for seq_id in range(4, 9)))
+    assert told == [(0, 1), (1, 2), (2, 2)], "then one is being read, and there is one place more"
 
 
 def test_a_sequence_without_a_place_misses_a_few_steps_only() -> None:
