@@ -1,14 +1,11 @@
-"""uvicorn around the page, in its process's event loop."""
+"""The page's HTTP server, and the certificate that it may have."""
 
-import asyncio
-import contextlib
-import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
 from starlette.types import ASGIApp
+
+from baton.runtime.http_server import LoopServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,35 +16,18 @@ class Tls:
     key_file: Path
 
 
-class PageServer(uvicorn.Server):
-    """uvicorn without its signal handlers: the process root has its own."""
+class PageServer(LoopServer):
+    """What is open when it ends is cut off: a page that is shown asks for as long as it is."""
 
     def __init__(
         self, app: ASGIApp, max_connections: int | None = None, tls: Tls | None = None
     ) -> None:
         super().__init__(
-            uvicorn.Config(
-                app,
-                loop="none",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=max_connections,
-                ssl_certfile=tls.cert_file if tls else None,
-                ssl_keyfile=tls.key_file if tls else None,
-            )
+            app,
+            limit_concurrency=max_connections,
+            ssl_certfile=tls.cert_file if tls else None,
+            ssl_keyfile=tls.key_file if tls else None,
         )
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def run_until(self, stopping: asyncio.Event, bound: socket.socket) -> None:
-        """Serve until `stopping`; what is open then is cut off."""
-        serving = asyncio.create_task(self.serve([bound]))
-        await stopping.wait()
+    def drain(self) -> None:
         self.should_exit = self.force_exit = True
-        await serving

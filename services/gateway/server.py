@@ -1,15 +1,14 @@
 """uvicorn around the app: a listening socket with a small send buffer, and a drain in order."""
 
 import asyncio
-import contextlib
 import functools
 import math
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import uvicorn
 from starlette.types import ASGIApp
 
+from baton.runtime.http_server import LoopServer
 from services.gateway.http.callers import HttpCallers
 from services.gateway.http.protocol import BoundedHttpProtocol
 from services.gateway.http.shared_listener import ProcessPlace, SharedListener
@@ -22,10 +21,9 @@ _CLOSE = (b"connection", b"close")
 _KEEP_ALIVE_S = 75
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: the process root has its own. `place`: among several
-    processes that accept from its sockets; None when it is the only one. `callers`: who alone may
-    call, by TLS; None = anyone, in plain HTTP."""
+class HttpServer(LoopServer):
+    """`place`: among several processes that accept from its sockets; None when it is the only one.
+    `callers`: who alone may call, by TLS; None = anyone, in plain HTTP."""
 
     def __init__(
         self,
@@ -39,27 +37,13 @@ class HttpServer(uvicorn.Server):
         self._place = place
         protocol = functools.partial(BoundedHttpProtocol, stall_s=stall_s, callers=callers)
         super().__init__(
-            uvicorn.Config(
-                app,
-                loop="none",
-                http=protocol,  # type: ignore[arg-type]
-                ssl_context_factory=(lambda *_: callers.context()) if callers else None,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                # The client's address is taken from behind the proxies that the settings count.
-                proxy_headers=False,
-                backlog=_BACKLOG,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=math.ceil(drain_cap_s),
-            )
+            app,
+            http=protocol,
+            ssl_context_factory=(lambda *_: callers.context()) if callers else None,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=math.ceil(drain_cap_s),
         )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self._place is None or sockets is None:
@@ -86,7 +70,3 @@ class HttpServer(uvicorn.Server):
         gateway."""
         self.config.encoded_headers.append(_CLOSE)
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
-
-    def drain(self) -> None:
-        """Take no new connection; `serve` returns once open requests have ended or time is up."""
-        self.should_exit = True

@@ -14,6 +14,7 @@ from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
 from baton.runtime.cutoff import Cutoff
 from baton.runtime.grpc_server import start_server
+from baton.runtime.http_server import LoopServer
 from baton.runtime.listening_socket import listening_socket
 from baton.runtime.process import Process, run
 from baton.runtime.redis_connections import PasswordFile, connect
@@ -21,7 +22,6 @@ from baton.system.clock import SystemClock
 from baton.wire.v1 import quota_pb2_grpc
 from services.quota import instruments
 from services.quota.admin.api import AdminApi
-from services.quota.admin.server import AdminServer
 from services.quota.archive import Archiver
 from services.quota.bootstrap_key import BootstrapKey
 from services.quota.ledger import LeaseTerms, Ledger, store_time_ms
@@ -38,6 +38,8 @@ from services.quota.upkeep import every, keep_files_loaded, keep_reaping
 from services.quota.worker_archive import WorkerArchive
 
 LOOK_AT_ALL_S = 600.0
+_MAX_ADMIN_CONNECTIONS = 64
+_ADMIN_DRAIN_S = 2
 _log = logs.get("quota")
 
 
@@ -90,7 +92,7 @@ async def serve(process: Process, settings: Settings) -> None:
         )
         tasks.create_task(every(settings.registry_interval_s, settles.follow, process.stopping))
         if api and bound:
-            tasks.create_task(AdminServer(api.app()).run_until(process.stopping, bound))
+            tasks.create_task(_admin_server(api).run_until(process.stopping, bound))
         if archiver:
             tasks.create_task(archiver.run(drained))
         if workers:
@@ -158,6 +160,14 @@ def _admin_api(store: RedisStore, registry: Registry, settings: Settings) -> Adm
     if settings.registry_secret:
         home = SecretHome(ApiServer.of_pod(), settings.registry_secret)
     return AdminApi(home, registry, store, settings.api_token_file, settings.secret_file)
+
+
+def _admin_server(api: AdminApi) -> LoopServer:
+    return LoopServer(
+        api.app(),
+        limit_concurrency=_MAX_ADMIN_CONNECTIONS,
+        timeout_graceful_shutdown=_ADMIN_DRAIN_S,
+    )
 
 
 async def main(process: Process) -> None:
