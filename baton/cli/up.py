@@ -51,8 +51,6 @@ def _up(arguments: argparse.Namespace) -> int:
         require_memory(options)
         kernels.build_missing(lambda line: print(line, flush=True))
         models.link_adapters(home.adapters, options.worker.adapters)
-        if options.threads_sleep:
-            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         return asyncio.run(_run(home, plan.make(home, options)))
 
 

@@ -1,6 +1,7 @@
 """Collects the processes of a local stack, with their ports and common settings."""
 
 import sys
+from collections.abc import Mapping
 
 from baton.localstack.home import Home
 from baton.localstack.ports import LOOPBACK, is_free
@@ -35,17 +36,16 @@ class Builder:
         stop_rank: int,
         settings: dict[str, str],
         port: int = 0,
-        gpus: str = "",
+        more: Mapping[str, str] | None = None,
     ) -> str:
-        """Add one of our services; returns its endpoint. A variable is `prefix` and a key."""
+        """Add one of our services; returns its endpoint. A variable is `prefix` and a key. `more`:
+        variables that are not Baton's."""
         prefix = settings.pop("prefix")
         endpoint = f"{LOOPBACK}:{port or self.next_port()}"
         admin = f"{LOOPBACK}:{self.next_port()}"
         settings = {"listen": endpoint, "admin_listen": admin, **settings}
         environment = {f"{prefix}{key}".upper(): value for key, value in settings.items()}
-        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = self.spans_endpoint
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = gpus
+        environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": self.spans_endpoint, **(more or {})}
         self.services.append(
             ServiceSpec(
                 name,

@@ -1,11 +1,12 @@
 """From options to processes: the services of a local stack, their ports and their settings.
 
-Pure apart from looking for free ports and for the Redis binary. Settings travel in the environment
-under the names that each service declares in its settings.py.
+Pure apart from looking for free ports, for the Redis binary and at OpenMP's variable. Settings
+travel in the environment under the names that each service declares in its settings.py.
 """
 
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -107,13 +108,6 @@ class Options:
         return self.worker.num_threads or max(1, num_available_cores() // self.num_workers)
 
     @property
-    def threads_sleep(self) -> bool:
-        """Whether threads that wait for each other in a step sleep at once. vLLM's meet dozens of
-        times in one, and look on for a while where each has a core."""
-        has_cores = self.num_threads * self.num_workers <= num_available_cores()
-        return self.worker.engine != "vllm" or not has_cores
-
-    @property
     def gpu_problem(self) -> str:
         """The reason why the workers cannot have these GPUs; empty when they can."""
         num_gpus = len(self.worker.gpus)
@@ -163,6 +157,16 @@ class Options:
             "drain_s": DRAIN_S,
         }
         return {name: str(value) for name, value in settings.items() if value is not None}
+
+    def worker_libraries(self, gpus: Iterable[str]) -> dict[str, str]:
+        """Variables that libraries of a worker with these GPUs read. Threads that wait for each
+        other in a step sleep at once, unless the user decided about OpenMP's. vLLM's meet dozens
+        of times in one, and look on for a while where each has a core."""
+        has_cores = self.num_threads * self.num_workers <= num_available_cores()
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        if self.worker.engine != "vllm" or not has_cores:
+            variables["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+        return {name: value for name, value in variables.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,8 +375,8 @@ def _add_workers(
                 **_adapter_settings(builder.home, options.worker.adapters),
             }
             module = f"services.{role}_worker"
-            own = ",".join(islice(gpus, options.worker.num_ranks(role)))
-            endpoints.append(builder.add(name, module, _STOP_WORKERS, settings, gpus=own))
+            more = options.worker_libraries(islice(gpus, options.worker.num_ranks(role)))
+            endpoints.append(builder.add(name, module, _STOP_WORKERS, settings, more=more))
     return endpoints
 
 

@@ -128,15 +128,31 @@ def test_more_workers_than_cores_have_one_thread_each(
 
 
 @pytest.mark.parametrize(
-    ("engine", "num_threads", "sleep"), [("vllm", 2, False), ("vllm", 3, True), ("baton", 2, True)]
+    ("engine", "num_threads", "told", "expected"),
+    [
+        ("vllm", 2, None, None),
+        ("vllm", 3, None, "PASSIVE"),
+        ("baton", 2, None, "PASSIVE"),
+        ("baton", 2, "ACTIVE", "ACTIVE"),
+    ],
 )
 def test_threads_of_vllm_look_on_for_a_while_where_each_has_a_core(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, num_threads: int, sleep: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    num_threads: int,
+    told: str | None,
+    expected: str | None,
 ) -> None:
     monkeypatch.setattr(plan, "num_available_cores", lambda: 4)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if told:
+        monkeypatch.setenv("OMP_WAIT_POLICY", told)
     worker = plan.WorkerOptions(engine=engine, num_threads=num_threads)
-    made = options(tmp_path, num_prefill=1, num_decode=1, worker=worker)
-    assert made.threads_sleep == sleep
+    asked = options(tmp_path, num_prefill=1, num_decode=1, worker=worker)
+    services = plan.make(Home(tmp_path), asked).services
+    workers = [each for each in services if each.name.startswith(plan.WORKER_PREFIXES)]
+    assert [each.environment.get("OMP_WAIT_POLICY") for each in workers] == [expected] * 2
 
 
 def test_all_workers_are_deterministic_on_request(tmp_path: Path) -> None:
