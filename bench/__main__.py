@@ -237,7 +237,7 @@ def _show(text: str, into: Path | None, mark: str = "bench") -> int:
 
 
 def _options(arguments: argparse.Namespace) -> Any:
-    from bench.contenders import Parity
+    from bench.contenders import ISAS, Parity
     from bench.engine.engine_bench import PARTS, BenchOptions
     from bench.models import SHAPES, cache_folder
 
@@ -253,7 +253,11 @@ def _options(arguments: argparse.Namespace) -> Any:
         engines=words_of("--engine", arguments.engine),
         num_rounds=arguments.rounds,
         requests_per_client=arguments.requests,
-        parity=Parity(arguments.threads, bytes_of("--kv-memory", arguments.kv_memory)),
+        parity=Parity(
+            arguments.threads,
+            bytes_of("--kv-memory", arguments.kv_memory),
+            isa="".join(words_of("--isa", arguments.isa, ISAS)[:1]),
+        ),
         cache=arguments.cache or cache_folder(),
     )
 

@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from baton.model.cpu.native import ISA_VARIABLE
+
 PEERS_VARIABLE = "BATON_BENCH_PEERS"
 BATON = "baton"
 # The name of a worker's KV pool in /proc/PID/smaps.
@@ -24,13 +26,28 @@ _QUIET = {
 }
 
 
+# By the name that our kernels have for it: the best instruction set that oneDNN and torch may use.
+_LIBRARY_ISAS = {
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+}
+ISAS = tuple(_LIBRARY_ISAS)
+
+
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The settings that all engines get alike."""
+    """The settings that all engines get alike. `isa`: the best instruction set that they may use,
+    as on a CPU that has no more; empty = all that the CPU has."""
 
     num_threads: int = 2
     kv_bytes: int = 4 * 2**30
     dtype: str = "bfloat16"
+    isa: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of each engine's processes."""
+        return {ISA_VARIABLE: self.isa, **_LIBRARY_ISAS[self.isa]} if self.isa else {}
 
     @property
     def kv_gib(self) -> str:
@@ -67,14 +84,15 @@ def offline_contender(name: str, model: Path, parity: Parity) -> Contender:
     """The runner of one engine of `installed()` with one model."""
     threads = str(parity.num_threads)
     if name == BATON:
-        return Contender(name, _baton_argv(model, parity))
+        return Contender(name, _baton_argv(model, parity), parity.environment)
     if name == "vllm":
         script = str(_SCRIPTS / "vllm_offline.py")
         argv = [str(vllm_python()), script, str(model), parity.kv_gib, threads]
         return Contender(name, argv, vllm_environment(parity))
     mode = "continuous" if name == "transformers-continuous" else "generate"
     script = str(_SCRIPTS / "transformers_offline.py")
-    return Contender(name, [sys.executable, script, str(model), mode, threads])
+    argv = [sys.executable, script, str(model), mode, threads]
+    return Contender(name, argv, parity.environment)
 
 
 def vllm_environment(parity: Parity) -> dict[str, str]:
@@ -82,7 +100,11 @@ def vllm_environment(parity: Parity) -> dict[str, str]:
     folder = peers_folder()
     patterns = ("vllm/lib/libiomp5.so", "deb/usr/lib/*/libtcmalloc_minimal.so.4")
     found = [str(path) for pattern in patterns for path in folder.glob(pattern)]
+    # vLLM asks torch what the CPU has.
+    hiding = {"PYTHONPATH": str(_SCRIPTS / "fewer_isas")} if parity.isa else {}
     return {
+        **parity.environment,
+        **hiding,
         "LD_PRELOAD": ":".join(found),
         "VLLM_CPU_KVCACHE_SPACE": parity.kv_gib,
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{parity.num_threads - 1}",

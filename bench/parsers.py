@@ -24,6 +24,8 @@ def add_parsers(kinds: Any) -> None:
     engine.add_argument("--requests", type=int, default=10, metavar="N", help=help_text)
     engine.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads (2)")
     engine.add_argument("--kv-memory", default="4GiB", metavar="SIZE", help="KV pool (4GiB)")
+    help_text = "no engine uses more than avx2 or avx512 (without AMX); default: all there is"
+    engine.add_argument("--isa", default="", metavar="NAME", help=help_text)
     help_text = f"minutes: {QUICK_MODELS} at {QUICK_BATCHES}, fewer rounds and requests"
     engine.add_argument("--quick", action="store_true", help=help_text)
     help_text = "folder for models and logs (~/.cache/baton-bench)"

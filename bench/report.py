@@ -70,6 +70,8 @@ def _environment(records: Sequence[Record]) -> str:
         f" {last['memory_bytes'] / 2**30:.0f} GiB",
         f"- Python {last['python']}; {named}",
     ]
+    if held := last.get("isa"):
+        lines.append(f"- every engine was held to {held}")
     for model in SHAPES:
         if (rates := machine_rates(records, model)) is not None:
             read = f"{rates.read_bytes_per_s / 1e9:.1f} GB/s"

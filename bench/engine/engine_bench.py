@@ -62,7 +62,8 @@ def read_records(paths: list[Path]) -> list[Record]:
 
 
 def _records(options: BenchOptions, report: Callable[[str], None]) -> Iterator[Record]:
-    yield {"part": "environment", "unix_s": round(time.time()), **describe_machine()}
+    held = {"isa": options.parity.isa} if options.parity.isa else {}
+    yield {"part": "environment", "unix_s": round(time.time()), **describe_machine(), **held}
     folders = {name: ensure_model(name, options.cache) for name in options.models}
     if "machine" in options.parts:
         report("memory and matrix rates")

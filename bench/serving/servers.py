@@ -160,6 +160,7 @@ def _start_baton(
     words = [str(word) for pair in options.items() for word in pair]
     environment = {
         **clean_environment(),
+        **parity.environment,
         **_PATIENCE,
         "BATON_HOME": str(home.root),
         "BATON_VLLM_PYTHON": str(vllm_python()),

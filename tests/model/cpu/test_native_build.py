@@ -1,11 +1,15 @@
 """Building and finding the compiled kernels, on a folder with one tiny unit."""
 
 import ctypes
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from baton.model.cpu import build_native, native
+from baton.model.load.load_error import LoadError
 from tests import needs
 
 HEADER = '#define EXPORT extern "C" __attribute__((visibility("default")))\n'
@@ -69,3 +73,17 @@ def test_a_compiler_that_cannot_be_started_is_told_like_one_that_refuses(
 )
 def test_the_end_of_a_unit_name_says_its_instruction_set(unit, isa):
     assert build_native.isa_of(Path(unit)) == isa
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+def test_no_instruction_set_beyond_the_named_one_is_used():
+    code = "from baton.model.cpu.native import usable_isas; print(*usable_isas())"
+    environment = {**os.environ, native.ISA_VARIABLE: "avx2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert done.stdout.decode().split() == list(native.usable_isas()[:2]), done.stderr
+
+
+def test_an_instruction_set_of_no_name_is_one_line(monkeypatch):
+    monkeypatch.setenv(native.ISA_VARIABLE, "avx1024")
+    with pytest.raises(LoadError, match="avx1024"):
+        native.library.__wrapped__()

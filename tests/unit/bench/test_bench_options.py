@@ -15,6 +15,7 @@ from bench import __main__ as bench
         (["--part", "served,gpu"], "--part 'gpu': is none of machine, core, offline, served"),
         (["--batch", "1,0"], "--batch '1,0': say numbers from 1 on"),
         (["--kv-memory", "much"], "--kv-memory 'much' is not an amount of memory"),
+        (["--isa", "amx"], "--isa 'amx': is none of avx2, avx512"),
     ],
 )
 def test_an_option_that_means_nothing_is_named(

@@ -1,6 +1,9 @@
 // What this machine can run, found once by cpuid. On other than x86-64 everything is portable.
 #include "isa.h"
 
+#include <cstdlib>
+#include <cstring>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #if defined(__linux__)
@@ -57,10 +60,19 @@ Isa detect() {
     return best;
 }
 
+// No more than BATON_CPU_ISA names; native.py refuses other names.
+Isa allowed(Isa best) {
+    const char* named = std::getenv("BATON_CPU_ISA");
+    const char* const names[] = {"portable", "avx2", "avx512", "amx"};
+    for (int isa = kPortable; named && isa < best; ++isa)
+        if (!std::strcmp(named, names[isa])) return static_cast<Isa>(isa);
+    return best;
+}
+
 }  // namespace
 
 Isa best_isa() {
-    static const Isa best = detect();
+    static const Isa best = allowed(detect());
     return best;
 }
 

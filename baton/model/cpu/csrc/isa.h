@@ -16,7 +16,8 @@ enum Isa {
     kAmx = 3,     // bfloat16 tiles, on top of kAvx512
 };
 
-// The best set that this machine, its kernel and this build have. Asks the kernel once for tiles.
+// The best set that this machine, its kernel and this build have, and BATON_CPU_ISA allows. Asks the
+// kernel once for tiles.
 Isa best_isa();
 
 }  // namespace baton
