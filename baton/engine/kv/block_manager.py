@@ -213,12 +213,12 @@ class BlockManager:
     def can_grow(self, seqs: Iterable[Sequence]) -> bool:
         """The KV of each one's last token has a block of its own, or can get one."""
         num_needed = 0
-        num_writers: Counter[int] = Counter()
+        num_writers: dict[int, int] = {}
         for seq in seqs:
             if not self._has_slot(seq):
                 num_needed += 1
             elif self._pool.is_shared(block_id := self._last_block(seq)):
-                num_writers[block_id] += 1
+                num_writers[block_id] = num_writers.get(block_id, 0) + 1
         if num_writers:
             # The last reference to a block needs no copy.
             num_needed += sum(

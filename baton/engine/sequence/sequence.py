@@ -10,6 +10,7 @@ forks share its blocks and are sequences like any other. In a beam search the le
 prompt, beams that share its blocks are computed instead of it, and leader and forks take results.
 """
 
+import itertools
 from collections.abc import Collection
 from copy import copy
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from baton.wire.limits import NUM_TOKENS_ALONE
 from baton.wire.prefix_hash import split_hashes
 
 _TOKEN = np.dtype("<u4")
+_VERSIONS = itertools.count()
 
 
 class BlockTable:
@@ -45,17 +47,17 @@ class BlockTable:
         "hash_chain",
         "may_share_last",
         "num_blocks",
-        "num_changes",
         "num_registered",
         "num_reported",
+        "version",
     )
 
     def __init__(self, hash_chain: list[bytes]) -> None:
         self._ids = np.empty(16, np.int32)
         self.hash_chain = hash_chain
         self.num_blocks = 0
-        # Grows whenever the ids change.
-        self.num_changes = 0
+        # Another number whenever the ids change, and of no other table.
+        self.version = next(_VERSIONS)
         # The first blocks, which have been entered into the prefix cache.
         self.num_registered = 0
         # The first blocks, which are final and were handed over, if that is wanted.
@@ -84,11 +86,11 @@ class BlockTable:
             self._ids = np.resize(self._ids, max(end, 2 * len(self._ids)))
         self._ids[self.num_blocks : end] = block_ids
         self.num_blocks = end
-        self.num_changes += 1
+        self.version = next(_VERSIONS)
 
     def replace(self, index: int, block_id: int) -> None:
         self._ids[index] = block_id
-        self.num_changes += 1
+        self.version = next(_VERSIONS)
 
     @property
     def ids(self) -> NDArray[np.int32]:
@@ -99,7 +101,7 @@ class BlockTable:
         """Empty the table and return its ids. The hashes stay known."""
         block_ids: list[int] = self.ids.tolist()
         self.num_blocks = 0
-        self.num_changes += 1
+        self.version = next(_VERSIONS)
         self.num_registered = 0
         self.may_share_last = False
         return block_ids
@@ -224,6 +226,19 @@ class Sequence:
             has_credit = self.num_tokens - self.num_prompt_tokens < self.credit
             return self.awaits_grammar or not has_credit
         return self.awaits_grammar or self.group.awaits_grammar or self.lacks_credit
+
+    def is_plain_decode(self, block_size: int) -> bool:
+        """It lacks only its last token, which has a slot, and it may emit: so do most in a step. A
+        plain sequence has no grammar, and one that was preempted a moment ago has no slots."""
+        num_tokens, table = self.num_tokens, self.table
+        return (
+            self.is_plain
+            and self.group is None
+            and num_tokens - self.num_computed_tokens == 1
+            and num_tokens - self.num_prompt_tokens < self.credit
+            and num_tokens <= table.num_blocks * block_size
+            and not table.may_share_last
+        )
 
     @property
     def lacks_credit(self) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from baton.engine.protocol.batch import PooledSpan, SampleRow, StepBatch, TokenHistory
 from baton.engine.protocol.messages import SamplingParams
 from baton.engine.sequence.pooled_sum import PooledSum
-from baton.engine.sequence.sequence import BlockTable, Sequence
+from baton.engine.sequence.sequence import Sequence
 from baton.engine.step.engine_state import EngineState
 from baton.engine.step.step_plan import ScheduledSequence, StepPlan
 
@@ -30,8 +30,13 @@ class BatchBuilder:
         self._context_lens = np.zeros(max_num_seqs, np.int32)
         self._block_tables = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)
         self._all_positions = np.arange(max_step_tokens + 1, dtype=np.int64)
-        # The table in each row of the tables, and which of its states.
-        self._filled: list[tuple[BlockTable | None, int]] = [(None, 0)] * max_num_seqs
+        # The plain decodes of the last batch, their ids and their rows of logits.
+        self._plain: list[Sequence] = []
+        self._plain_ids: list[int] = []
+        self._plain_rows: list[SampleRow] = []
+        # Of each row of the tables: the version of the table in it, and its blocks.
+        self._versions = [-1] * max_num_seqs
+        self._widths = np.zeros(max_num_seqs, np.int32)
 
     def build(self, step: int, plan: StepPlan, *, is_ahead: bool = False) -> StepBatch:
         """The batch of a plan that is not empty. Ahead: the step before it runs still."""
@@ -51,7 +56,7 @@ class BatchBuilder:
             start += count
             self._query_starts[place + 1] = start
             self._context_lens[place] = scheduled.seq.num_computed_tokens + count
-        plan.seq_ids = [seq.request.seq_id for seq in sequences]
+        plan.seq_ids = self._plain_ids + [each.seq.request.seq_id for each in plan.sequences]
         return StepBatch(
             step=step,
             token_ids=self._token_ids[:start],
@@ -66,21 +71,23 @@ class BatchBuilder:
         )
 
     def _fill_plain(self, sequences: list[Sequence]) -> list[SampleRow]:
-        """One token of each; returns their rows, which only move and count on from step to step."""
+        """One token of each; returns their rows. Those that the last batch had in the same places
+        are one token further."""
         num_seqs = len(sequences)
+        positions = self._positions[:num_seqs]
+        if sequences == self._plain:
+            positions += 1
+            for row in self._plain_rows:
+                row.output_index += 1
+        else:
+            positions[:] = [seq.num_computed_tokens for seq in sequences]
+            self._plain = sequences
+            self._plain_ids = [seq.request.seq_id for seq in sequences]
+            self._plain_rows = [_plain_row(seq, place) for place, seq in enumerate(sequences)]
         self._token_ids[:num_seqs] = [seq.last_token for seq in sequences]
-        self._positions[:num_seqs] = [seq.num_computed_tokens for seq in sequences]
         self._query_starts[: num_seqs + 1] = self._all_positions[: num_seqs + 1]
-        np.add(self._positions[:num_seqs], 1, out=self._context_lens[:num_seqs], casting="unsafe")
-        rows = []
-        for place, seq in enumerate(sequences):
-            row = seq.row
-            if row is None:
-                row = seq.row = SampleRow(place, seq.request.sampling, seq.request.choice, 0)
-            row.token_row = place
-            row.output_index = seq.num_tokens - seq.num_prompt_tokens
-            rows.append(row)
-        return rows
+        np.add(positions, 1, out=self._context_lens[:num_seqs], casting="unsafe")
+        return self._plain_rows.copy()
 
     def _fill_tokens(self, scheduled: ScheduledSequence, start: int, count: int) -> None:
         seq = scheduled.seq
@@ -98,16 +105,16 @@ class BatchBuilder:
 
     def _fill_tables(self, sequences: list[Sequence]) -> NDArray[np.int32]:
         """The tables; a row that is as the last step left it is not written again."""
-        rows, filled, width = self._block_tables, self._filled, 0
-        for place, seq in enumerate(sequences):
-            table = seq.table
-            if table.num_blocks > width:
-                width = table.num_blocks
-            if filled[place] != (table, table.num_changes):
-                filled[place] = (table, table.num_changes)
+        rows, num_seqs = self._block_tables, len(sequences)
+        versions = [seq.table.version for seq in sequences]
+        for place, version in enumerate(versions):
+            if self._versions[place] != version:
+                table = sequences[place].table
                 rows[place, : table.num_blocks] = table.ids
                 rows[place, table.num_blocks :] = -1
-        return rows[: len(sequences), :width]
+                self._widths[place] = table.num_blocks
+        self._versions[:num_seqs] = versions
+        return rows[:num_seqs, : self._widths[:num_seqs].max(initial=0)]
 
 
 class StepBatches:
@@ -153,6 +160,15 @@ def _tokens_from(sequences: list[Sequence]) -> NDArray[np.int32]:
     """The row of the step before whose token each decode awaits, -1 if it awaits none."""
     rows = [seq.row.token_row if seq.num_awaited and seq.row else -1 for seq in sequences]
     return np.array(rows, np.int32)
+
+
+def _plain_row(seq: Sequence, place: int) -> SampleRow:
+    """The row of a plain decode, which it keeps, in this place of the batch."""
+    if seq.row is None:
+        seq.row = SampleRow(place, seq.request.sampling, seq.request.choice, 0)
+    seq.row.token_row = place
+    seq.row.output_index = seq.num_tokens - seq.num_prompt_tokens
+    return seq.row
 
 
 def rows_of(scheduled: ScheduledSequence, first_row: int) -> list[SampleRow]:

@@ -24,6 +24,8 @@ from baton.engine.step.scheduler import Scheduler
 
 # Differs from every measured one, so that the first step reports.
 _NO_LOAD = EngineLoad(0, 0, -1, 0, 0, 0.0, 0.0)
+# Remote sequences whose prompt is on its way.
+_JOINING_STATES = (SequenceState.PROMISED, SequenceState.BOUND)
 # The front may be reading or writing the blocks of the others: only the front ends those.
 _EXPIRING_STATES = (
     SequenceState.WAITING,
@@ -42,6 +44,8 @@ class SequenceTable:
 
     def __init__(self) -> None:
         self._by_id: dict[int, Sequence] = {}
+        # Some may have started, or ended, since the last count.
+        self._joining: list[Sequence] = []
         self._num_arrived = 0
         # No deadline is earlier; it may name a sequence that has ended since.
         self.next_deadline: float | None = None
@@ -54,6 +58,8 @@ class SequenceTable:
     def add(self, seq: Sequence) -> None:
         assert seq.request.seq_id not in self._by_id, f"seq_id {seq.request.seq_id} reused"
         self._by_id[seq.request.seq_id] = seq
+        if seq.state in _JOINING_STATES:
+            self._joining.append(seq)
         self.watch_deadline(seq)
 
     def watch_deadline(self, seq: Sequence) -> None:
@@ -73,9 +79,8 @@ class SequenceTable:
     @property
     def num_not_started(self) -> int:
         """Batch slots for remote sequences that have a promise or blocks and will run."""
-        states = (SequenceState.PROMISED, SequenceState.BOUND)
-        joining = (seq for seq in self._by_id.values() if seq.state in states)
-        return sum(max(seq.num_batch_slots, seq.num_choices) for seq in joining)
+        self._joining = [seq for seq in self._joining if seq.state in _JOINING_STATES]
+        return sum(max(seq.num_batch_slots, seq.num_choices) for seq in self._joining)
 
     def all(self) -> Iterable[Sequence]:
         return self._by_id.values()
@@ -152,13 +157,12 @@ class EngineState:
 
     def take_awaited(self, seqs: list[Sequence], seq_ids: list[int], tokens: list[int]) -> None:
         """The first token that each of these decodes awaits; it may be its last."""
-        events, block_size = self.events, self.manager.block_size
-        events.token_seq_ids += seq_ids
-        events.token_ids += tokens
-        places = [seq.take(token) for seq, token in zip(seqs, tokens, strict=True)]
-        indexes = [place - seq.num_prompt_tokens for seq, place in zip(seqs, places, strict=True)]
-        events.token_indexes += indexes
-        for seq, token, num_computed in zip(seqs, tokens, places, strict=True):
+        indexes, block_size = self.events.token_indexes, self.manager.block_size
+        self.events.token_seq_ids += seq_ids
+        self.events.token_ids += tokens
+        for seq, token in zip(seqs, tokens, strict=True):
+            num_computed = seq.take(token)
+            indexes.append(num_computed - seq.num_prompt_tokens)
             if num_computed % block_size == 0:
                 self.manager.register_full_blocks(seq)
             if token in seq.end_ids or num_computed + 1 >= seq.max_num_tokens:

@@ -202,7 +202,8 @@ class Scheduler:
         """Count the sequences that run and wait."""
         load = QueueLoad(num_running=len(self.running))
         for seq in self.running.snapshot():
-            if seq.lacks_credit:
+            # Most have credit beyond all that they await.
+            if seq.num_tokens - seq.num_prompt_tokens >= seq.credit and seq.lacks_credit:
                 load.num_parked += 1
             num_tokens = seq.num_tokens - seq.num_computed_tokens
             if num_tokens > 1:
@@ -217,18 +218,21 @@ class Scheduler:
 
     def _add_decodes(self, plan: StepPlan) -> list[Sequence]:
         """Plan the sequences that lack only their last token; returns those that lack more."""
-        running = [seq for seq in self.running.snapshot() if not seq.is_parked]
+        running, block_size = self.running.snapshot(), self._manager.block_size
         if self._has_suspects:
             running = [seq for seq in running if self._has_turn(seq)]
         if self._left_out:
             running = self._with_turns(running)
-        plain, prefilling = plan.plain, []
+        plain, prefilling, num_left = plan.plain, [], plan.max_seqs
         for place, seq in enumerate(running):
-            if len(plain) + len(plan.sequences) == plan.max_seqs:
-                self._left_out = running[place:]
+            if num_left == 0:
+                self._left_out = [each for each in running[place:] if not each.is_parked]
                 break
-            if self._is_plain_decode(seq):
+            if seq.is_plain_decode(block_size):
                 plain.append(seq)
+                num_left -= 1
+            elif seq.is_parked:
+                continue
             elif not self._is_ready(seq, plan):
                 prefilling.append(seq)
             elif self._make_room(seq, plan):
@@ -237,6 +241,7 @@ class Scheduler:
                 else:
                     for member in (seq,) if seq.group is None else seq.members:
                         plan.add(member, 1)
+                num_left = plan.num_seqs_left
         return prefilling
 
     def _with_turns(self, running: list[Sequence]) -> list[Sequence]:
@@ -316,15 +321,6 @@ class Scheduler:
             num_past_block = (seq.num_computed_tokens + num_tokens) % self._manager.block_size
             num_tokens -= num_past_block if num_past_block < num_tokens else 0
         plan.add(seq, num_tokens)
-
-    def _is_plain_decode(self, seq: Sequence) -> bool:
-        """It lacks only its last token, whose KV has a slot: the quick answer for most.
-
-        One that was preempted a moment ago has no slots.
-        """
-        if seq.num_tokens - seq.num_computed_tokens != 1 or not seq.is_plain:
-            return False
-        return seq.group is None and self._manager.has_grown(seq)
 
     def _is_ready(self, seq: Sequence, plan: StepPlan) -> bool:
         """It only lacks its last token, and the step has slots for all its members."""

@@ -69,7 +69,8 @@ class StepCommit:
 
     def _commit_plain(self, seqs: list[Sequence], seq_ids: list[int], tokens: list[int]) -> None:
         """Give each plain decode its token, unless it has ended since the step began."""
-        live = [place for place, seq in enumerate(seqs) if seq.state is not SequenceState.ENDED]
+        ended = SequenceState.ENDED
+        live = [place for place, seq in enumerate(seqs) if seq.state is not ended]
         if len(live) < len(seqs):
             seqs = [seqs[place] for place in live]
             seq_ids = [seq_ids[place] for place in live]
