@@ -53,6 +53,14 @@ def test_product_equals_float64_and_no_row_depends_on_the_others(on_isa, dtype, 
         assert torch.equal(layer(rows[-num_rows:]), whole[-num_rows:]), num_rows
 
 
+def test_values_side_by_side_are_multiplied_as_they_are(on_isa, dtype):
+    """Two in bfloat16 are one float to a vector register: here one that arithmetic would change."""
+    layer = PackedLinear(PackedMatrix([torch.ones(32, 64, dtype=dtype)], [None], WeightMemory()))
+    rows = torch.zeros(20, 64, dtype=dtype)
+    rows[:, 0], rows[:, 1] = 1.0, float("inf")
+    assert torch.equal(layer(rows), torch.full((20, 32), float("inf"), dtype=dtype))
+
+
 def test_two_threads_give_the_bits_of_one(dtype):
     layer = PackedLinear(PackedMatrix([random(160, 96, dtype=dtype)], [None], WeightMemory()))
     rows = random(300, 96, dtype=dtype)

@@ -29,7 +29,8 @@ inline void store(const Vector& value, void* to) {
     std::memcpy(to, &value, sizeof value);
 }
 
-inline Floats all(float value) { return Floats{} + value; }
+// To subtract zero changes no bit, so the compiler leaves it out; to add it would make a 0 of -0.
+inline Floats all(float value) { return value - Floats{}; }
 inline Words all(uint32_t value) { return Words{} + value; }
 inline float slice(const uint8_t* from) { return load<float>(from); }
 
