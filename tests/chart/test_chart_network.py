@@ -15,6 +15,7 @@ from tests.chart.rendered import (
     component,
     containers,
     environment,
+    named,
     of_kind,
     pod_of,
     profile,
@@ -29,6 +30,8 @@ TOLD_BY_THE_ROUTER = {
     ("tokenizer", "decode", 7000),
     ("tokenizer", "prefill", 7000),
 }
+# Whose addresses are watched at the API server: a name here is that of the Service alone.
+WATCHED = ("BATON_GATEWAY_QUOTA", "BATON_GATEWAY_TOKENIZER")
 # Told to Envoy by the control plane, not by a variable.
 TOLD_BY_THE_CONTROL_PLANE = {("envoy", "gateway", 8080)}
 ADMIN_PORT = 9090
@@ -251,3 +254,19 @@ def test_every_container_port_has_a_reason() -> None:
         for port in container.get("ports", ())
     }
     assert names == {"http", "grpc", "admin", "redis", "otlp", "ui"}
+
+
+@pytest.mark.parametrize("name", ["default", "openshift"])
+def test_who_is_found_by_name_has_an_address_before_it_is_ready(name: str) -> None:
+    """Cluster DNS keeps its answer that there is none for 30 s: Envoys were ready as late."""
+    objects, found = profile(name), set()
+    for workload in of_kind(objects, *WORKLOADS):
+        for variable, value in environment(workload).items():
+            if variable in WATCHED or value.startswith("kubernetes:"):
+                continue
+            for host, _ in ADDRESS.findall(value):
+                found.add(host)
+                service = named(objects, "Service", host)["spec"]
+                has_address = service.get("clusterIP") != "None"
+                assert has_address or service["publishNotReadyAddresses"], (variable, host)
+    assert found >= {"baton-edge", "baton-redis", "baton-router"}

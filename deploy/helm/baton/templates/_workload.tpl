@@ -150,7 +150,7 @@ startupProbe:
   failureThreshold: {{ $startup }}
 readinessProbe:
   {{- include "baton.probe" (dict "p" $p "path" $p.ready "port" $p.readyPort "scheme" $p.readyScheme) | nindent 2 }}
-  periodSeconds: 2
+  periodSeconds: 1
   timeoutSeconds: 2
   failureThreshold: 2
 livenessProbe:
