@@ -173,10 +173,12 @@ class Stack:
         return {name: self.metric(name, *gauges) for name in self.workers()}
 
     def usage_records(self, request_id: str) -> list[dict]:
+        """Those that are whole: one may be in the writing."""
         lines = [
             json.loads(line)
             for path in sorted(self.home.usage.glob("usage-*.jsonl"))
-            for line in path.read_text().splitlines()
+            for line in path.read_text().splitlines(keepends=True)
+            if line.endswith("\n")
         ]
         return [line for line in lines if line["request_id"] == request_id]
 
