@@ -12,10 +12,10 @@ from baton.testing.engine_driver import add_sequence
 PROMPT = list(range(700, 845))  # four full blocks and a part
 
 
-def ranks_of(core: ProcessEngineClient) -> list[psutil.Process]:
-    """The processes in which the core computes. They are forks of it, whose command line is the
-    core's own where vLLM cannot give them a title."""
-    own = psutil.Process(core.pid)
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The processes in which the core `pid` computes. They are forks of it, whose command line is
+    the core's own where vLLM cannot give them a title."""
+    own = psutil.Process(pid)
     return [
         child
         for child in own.children()

@@ -37,7 +37,7 @@ async def test_a_crash_ends_a_core_at_once_and_leaves_its_stack(
     watch = CoreWatch(watched, SystemClock(), Settings(model="m").watch_limits())
     await until_it_computes(core)
     dying = asyncio.create_task(until_it_dies(core))
-    crashing = ranks_of(core)[1].pid if num_ranks > 1 else core.pid
+    crashing = ranks_of(core.pid)[1].pid if num_ranks > 1 else core.pid
     psutil.Process(crashing).send_signal(signal.SIGSEGV)
     while not (watched.is_killed or dying.done()):
         await asyncio.sleep(TICK_S)

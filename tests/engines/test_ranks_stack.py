@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import Stack, wait_until
+from tests.engines.dying_core import ranks_of
 from tests.engines.test_vllm_stack import SEEDED, VllmStack, are_ready, cores_of, streamed
 
 
@@ -25,9 +26,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def last_ranks(stack: Stack) -> list[psutil.Process]:
-    """Of each decode worker, the rank that no core reads tokens of."""
-    ranks = [rank for core in cores_of(stack) for rank in core.children()]
-    return [rank for rank in ranks if "Worker_TP1" in rank.cmdline()[0]]
+    """Of each decode worker, the rank that no core reads tokens of: the one that is forked last."""
+    ranks = [ranks_of(core.pid) for core in cores_of(stack)]
+    return [max(each, key=lambda rank: rank.create_time()) for each in ranks if each]
 
 
 def spent_s(process: psutil.Process) -> float:

@@ -74,7 +74,7 @@ def has_inherited(pid: int) -> bool:
 def test_spawned_ranks_hand_over_and_end_with_their_core(cores: dict[int, DrivenCore]) -> None:
     spec = replace(ENGINES["vllm"], env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"})
     spawned = DrivenCore(spec, core_words("vllm", 2))
-    ranks = ranks_of(spawned.client)
+    ranks = ranks_of(spawned.client.pid)
     assert len(ranks) == 2
     assert not any(has_inherited(rank.pid) for rank in ranks), "they have inherited nothing"
     whole = cores[1].answer(PROMPT, **SAMPLED)
@@ -113,7 +113,7 @@ async def test_a_rank_that_is_killed_or_hangs_is_the_death_of_its_core(
 ) -> None:
     names = set(SHARED_MEMORY.iterdir())
     core = await start(tmp_path)
-    ranks = ranks_of(core)
+    ranks = ranks_of(core.pid)
     assert len(ranks) == 2
     assert set(SHARED_MEMORY.iterdir()) <= names, "what they share goes with the last of them"
     assert not list(tmp_path.glob("vllm_dist*"))
@@ -138,7 +138,7 @@ async def test_a_rank_that_is_killed_or_hangs_is_the_death_of_its_core(
 
 async def test_no_rank_outlives_a_killed_core(tmp_path: Path) -> None:
     core = await start(tmp_path)
-    ranks = ranks_of(core)
+    ranks = ranks_of(core.pid)
     await until_it_computes(core)
     os.kill(core.pid, signal.SIGKILL)
     await until_gone(ranks)
