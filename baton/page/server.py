@@ -17,7 +17,7 @@ class Tls:
 
 
 class PageServer(LoopServer):
-    """What is open when it ends is cut off: a page that is shown asks for as long as it is."""
+    """Requests that are open when it ends are cut off: a page in a browser keeps one open."""
 
     def __init__(
         self, app: ASGIApp, max_connections: int | None = None, tls: Tls | None = None
