@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from baton.engine.protocol.batch import StepBatch, StepResult
+from baton.model.cpu.thread_count import ThreadCount
 from baton.model.forward_pass import ForwardPass, LoneTokens, ModuleForward, fastest_forward
 from baton.model.load.load import LoadedModel
 from baton.model.sampling.row_sampler import RowSampler
@@ -46,6 +47,7 @@ class TorchRunner:
         else:
             self._forward = fastest_forward(loaded, is_deterministic=is_deterministic)
         self._sampler = RowSampler(loaded.eos_token_ids, is_deterministic=is_deterministic)
+        self._threads = ThreadCount()
 
     def bind_pool(self, pool: memoryview) -> None:
         self._pool = KVPool(self.kv_spec, pool)
@@ -69,4 +71,6 @@ class TorchRunner:
 
         They may be valid until the next call only.
         """
+        # Of the pass and of all that torch does until the next one, sampling too.
+        torch.set_num_threads(self._threads.next(torch.get_num_threads()))
         return self._forward.logits(batch)

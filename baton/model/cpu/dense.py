@@ -18,7 +18,6 @@ from baton.model.cpu import native_structs as structs
 from baton.model.cpu.fused_modules import FusedPart, GatedMlp, PackedNorm
 from baton.model.cpu.linear import PackedLinear, best_isa, native_call
 from baton.model.cpu.packed_matrix import PANEL_COLUMNS, PackedMatrix
-from baton.model.cpu.thread_count import ThreadCount
 from baton.model.tensors.attention import AttentionForm
 from baton.model.tensors.kv_pool import KVPool
 from baton.model.transformers_api import PreTrainedModel
@@ -59,7 +58,6 @@ class DenseForward:
         self._is_deterministic = is_deterministic
         self._logits = torch.empty(0, weights.num_logits)
         self._pages: Any = None
-        self._threads = ThreadCount()
 
     def bind(self, pool: KVPool) -> None:
         """Use this pool from now on; it is kept alive."""
@@ -83,7 +81,7 @@ class DenseForward:
             logits=self._logits.data_ptr(),
             num_tokens=len(batch.token_ids),
             num_logit_rows=len(rows),
-            num_threads=self._threads.next(torch.get_num_threads()),
+            num_threads=torch.get_num_threads(),
         )
         if batch.layer_marks is None:
             self._run(native_batch)

@@ -29,12 +29,16 @@ class ThreadCount:
         self._waited_s, self._now_s = waited_s, now_s
         self._looked_s = self._waited_before_s = 0.0
         self._is_crowded = False
+        self._most = 1
 
-    def next(self, most: int) -> int:
-        """The threads of the next step, of `most` that there are."""
-        if most > 1 and self._now_s() >= self._looked_s + LOOK_S:
-            self._look(1 if self._is_crowded else most)
-        return 1 if self._is_crowded else most
+    def next(self, current: int) -> int:
+        """The threads of the next step; `current`: those of this process now, which are all that
+        there are unless this object said one."""
+        if not self._is_crowded:
+            self._most = current
+        if self._most > 1 and self._now_s() >= self._looked_s + LOOK_S:
+            self._look(1 if self._is_crowded else self._most)
+        return 1 if self._is_crowded else self._most
 
     def _look(self, num_threads: int) -> None:
         now_s, waited_s = self._now_s(), self._waited_s()

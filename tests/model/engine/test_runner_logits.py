@@ -6,6 +6,7 @@ import torch
 
 from baton.engine.protocol.batch import SampleRow, StepBatch
 from baton.engine.protocol.messages import SamplingParams
+from baton.model.cpu.thread_count import LOOK_S, ThreadCount
 from baton.model.torch_runner import TorchRunner
 
 BLOCK = 16
@@ -52,6 +53,28 @@ def test_a_batch_without_rows_to_sample_returns_no_tokens(sequences, load_tiny):
     batch, _ = next(_steps(sequences))
     batch.sample_rows = []
     assert runner.run(batch).tokens.tolist() == []
+
+
+def test_sampling_too_uses_one_thread_while_all_would_wait(sequences, load_tiny, monkeypatch):
+    loaded, _ = load_tiny("llama")
+    runner = TorchRunner(loaded)
+    runner.bind_pool(memoryview(bytearray(NUM_BLOCKS * loaded.kv_spec.row_bytes)))
+    now_s = waited_s = 0.0
+    monkeypatch.setattr(runner, "_threads", ThreadCount(lambda: waited_s, lambda: now_s))
+    seen = []
+    sample = runner._sampler.result
+    monkeypatch.setattr(
+        runner._sampler,
+        "result",
+        lambda *rows: seen.append(torch.get_num_threads()) or sample(*rows),
+    )
+    torch.set_num_threads(2)
+    for (batch, _), waits in zip(_steps(sequences), (0.0, 1.2, 0.7, 0.1), strict=False):
+        now_s += LOOK_S
+        waited_s += waits * LOOK_S
+        runner.run(batch)
+    torch.set_num_threads(1)
+    assert seen == [2, 1, 1, 2]
 
 
 def _steps(sequences, only=None):
