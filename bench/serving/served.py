@@ -96,14 +96,14 @@ class ServedBench:
         self.servers.append(server)
         return record | {"first_token_s": first_token_s}
 
-    def measure(self, server: Server, concurrency: int) -> Record:
-        """One run at one concurrency."""
+    def measure(self, server: Server, concurrency: int, run: str = "") -> Record:
+        """One run at one concurrency; the prompts are those of the runs of the same name."""
         with server.turn():
-            return self._measure(server, concurrency)
+            return self._measure(server, concurrency, run)
 
-    def _measure(self, server: Server, concurrency: int) -> Record:
+    def _measure(self, server: Server, concurrency: int, run: str) -> Record:
         self._wake(server)
-        names = [f"c{concurrency}-{i}" for i in range(self._plan.num_requests(concurrency))]
+        names = [f"{run}c{concurrency}-{i}" for i in range(self._plan.num_requests(concurrency))]
         watch = CpuWatch(server.process.pid, self._load.pid)
         answer = self._send(server, names, self._plan.size, concurrency)
         return {

@@ -1,6 +1,6 @@
 """Measures engines beside programs that take the CPUs.
 
-`python -m bench.engine.noise --model baton-demo,tiny --engine baton,vllm` prints a JSON line for
+`python -m bench.noise.engine --model baton-demo,tiny --engine baton,vllm` prints a JSON line for
 each model, number of threads and engine: steps a second of a batch, alone and beside busy loops in
 turns, and their ratio to the fair share, which is what the kernel would give so many equal threads.
 Engines and loops are children of this process in its session: the kernel may group processes by
@@ -9,7 +9,6 @@ session, and shares the CPUs among groups first.
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -18,22 +17,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from baton.demo_model import demo_model_path
-from baton.system.cores import num_available_cores
 from bench.contenders import Contender, Parity, clean_environment, offline_contender
-from bench.models import cache_folder, ensure_model
+from bench.noise.loops import busy_loops, folder_of, summary
 from bench.workload import WordList
 
 _BATCH = 8
 _PROMPT_TOKENS = 100
 _WINDOW_S = 3.0
-_LOOP = "print(flush=True)\nwhile True: pass"
 # Makes so many tokens of each of a batch of fresh prompts.
 Task = Callable[[int], None]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.engine.noise", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.noise.engine", description=__doc__)
     parser.add_argument("--model", default="baton-demo", help="several: with commas")
     parser.add_argument("--engine", default="baton", help="several: with commas")
     parser.add_argument("--threads", default="1,2", help="several: with commas")
@@ -42,8 +38,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="of a task; fewer for a slow engine")
     arguments = parser.parse_args()
     for name in arguments.model.split(","):
-        demo = name == "baton-demo"
-        folder = demo_model_path() if demo else ensure_model(name, cache_folder())
+        folder = folder_of(name)
         for num_threads in map(int, arguments.threads.split(",")):
             for engine in arguments.engine.split(","):
                 contender = offline_contender(engine, folder, Parity(num_threads))
@@ -66,21 +61,6 @@ def measure(
     return alone, beside
 
 
-def summary(
-    alone: list[float], beside: list[float], num_threads: int, num_loops: int
-) -> dict[str, object]:
-    """The medians' ratio, beside the share that is fair."""
-    share = statistics.median(beside) / statistics.median(alone)
-    fair_share = min(1.0, num_available_cores() / (num_threads + num_loops))
-    return {
-        "threads": num_threads,
-        "loops": num_loops,
-        "alone_per_s": [round(rate, 2) for rate in alone],
-        "beside_per_s": [round(rate, 2) for rate in beside],
-        "of_fair_share": round(share / fair_share, 2),
-    }
-
-
 def steps_per_s(task: Task, num_steps: int) -> float:
     """Over a window, or one task where that is longer. The first step of a task reads prompts."""
     num_done, began_s = 0, time.monotonic()
@@ -92,7 +72,7 @@ def steps_per_s(task: Task, num_steps: int) -> float:
 
 @contextmanager
 def running(contender: Contender, folder: Path) -> Iterator[Task]:
-    """An engine's runner (offline_runner.py, peers/vllm_offline.py), until the end."""
+    """An engine's runner (engine/offline_runner.py, peers/vllm_offline.py), until the end."""
     words = WordList.of_tokenizer(folder / "tokenizer.json")
     environment = {**clean_environment(), **contender.environment}
     with subprocess.Popen(
@@ -128,22 +108,6 @@ def _ask(requests: IO[str], answers: IO[str], task: dict[str, object]) -> None:
     requests.flush()
     if not answers.readline():
         sys.exit("the engine ended")
-
-
-@contextmanager
-def busy_loops(num_loops: int) -> Iterator[None]:
-    """So many processes compute until the end."""
-    argv = [sys.executable, "-S", "-c", _LOOP]
-    loops = [subprocess.Popen(argv, stdout=subprocess.PIPE) for _ in range(num_loops)]
-    try:
-        for loop in loops:
-            assert loop.stdout is not None
-            loop.stdout.readline()
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.communicate()
 
 
 if __name__ == "__main__":

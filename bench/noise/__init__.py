@@ -1,0 +1,1 @@
+"""Engines and servers beside programs that take the CPUs."""
