@@ -10,11 +10,32 @@ import importlib
 import pkgutil
 import py_compile
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-# Imported by services when their settings ask for it.
-_OPTIONAL = {"kubernetes": "baton.runtime.discovery.kubernetes"}
+# Imported by services while they run, by the package that they need for it.
+_LATER = {
+    "grpc": ("grpc._channel",),
+    "llguidance": ("llguidance.gbnf_to_lark",),
+    "kubernetes": (
+        "baton.runtime.discovery.kubernetes",
+        "kubernetes.aio.client.api.discovery_v1_api",
+    ),
+}
+_WORKER = "baton.worker"
+
+
+def import_for(packages: Sequence[str]) -> None:
+    """All that processes of these packages import, at their start and later. Raises ImportError."""
+    for package in packages:
+        import_all(package)
+    for requirement, modules in _LATER.items():
+        if find_spec(requirement):
+            for module in modules:
+                importlib.import_module(module)
+    if _WORKER in packages:
+        load_a_model()
 
 
 def import_all(package: str) -> None:
@@ -22,6 +43,13 @@ def import_all(package: str) -> None:
     root = importlib.import_module(package)
     for module in pkgutil.walk_packages(root.__path__, f"{package}."):
         importlib.import_module(module.name)
+
+
+def load_a_model() -> None:
+    """Of torch, transformers and sympy, a core imports 500 modules when it makes its model."""
+    core_main = importlib.import_module(f"{_WORKER}.core_main")
+    demo_model = importlib.import_module("baton.demo_model")
+    core_main.build_engine(core_main.parse_options(["--model", str(demo_model.demo_model_path())]))
 
 
 def compile_loaded() -> int:
@@ -38,11 +66,7 @@ def compile_loaded() -> int:
 
 def main() -> None:
     sys.path.insert(0, str(Path.cwd()))
-    for package in sys.argv[1:]:
-        import_all(package)
-    for requirement, module in _OPTIONAL.items():
-        if find_spec(requirement):
-            importlib.import_module(module)
+    import_for(sys.argv[1:])
     print(f"compiled {compile_loaded()} modules")
 
 

@@ -31,6 +31,7 @@ RUN cd /src && cp -r --parents baton/__init__.py services/__init__.py \
     cd /app && /opt/baton/venv/bin/python -m baton.handoff.page_copy && \
     /opt/baton/venv/bin/python /src/deploy/docker/compile_imported.py \
         services.prefill_worker services.decode_worker && \
+    "${ENGINE_PYTHON}" -m compileall -q --invalidation-mode unchecked-hash baton && \
     cp /src/deploy/docker/health.py /opt/baton/health.py && rm -rf /src
 # The version that the worker will ask for is in the base image.
 RUN "${ENGINE_PYTHON}" -c "from baton.engines.vllm.core_main import VLLM_VERSION as wanted; \

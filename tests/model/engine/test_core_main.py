@@ -16,6 +16,7 @@ from baton.engine.protocol.messages import AddSequence, SamplingParams, Shutdown
 from baton.model.load.load import LoadOptions, load_model
 from baton.model.torch_runner import TorchRunner
 from tests import needs
+from tests.kit.compiled import compiled_for
 from tests.model.engine import listing_core
 
 MODULE = "baton.worker.core_main"
@@ -61,6 +62,10 @@ async def test_a_core_process_generates_what_the_reference_does(
     report = json.loads((tmp_path / "report").read_text())
     assert "transformers.models.qwen3.modeling_qwen3" in report["modules"]
     assert not UNUSED.intersection(report["modules"])
+    # An image has bytecode of all that a core imports, but what only this model's type needs.
+    others = ("tests", "transformers.models.qwen3", "encodings")
+    known = compiled_for("services.decode_worker", "baton.worker")
+    assert [name for name in set(report["modules"]) - known if not name.startswith(others)] == []
     assert report["late"] == []  # no stream waits for an import of another's first request
     assert report["doubled"] == [2, 4, 6]  # the compiler is the real one as soon as it is used
 
