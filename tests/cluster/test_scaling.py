@@ -1,6 +1,7 @@
 """The cluster's own scaler, by the cluster's own metrics: more gateways while streams are many."""
 
 import json
+import time
 
 import pytest
 
@@ -12,16 +13,17 @@ NO_METRICS = (
     "needs a metrics server: kubectl apply -f "
     "https://github.com/kubernetes-sigs/metrics-server/releases/latest/download/components.yaml"
 )
-# 30 thousandths of a core: more than a gateway takes for nothing, less than streams take.
-SCALED = (
-    "gateway.autoscaling.enabled=true",
-    "gateway.autoscaling.minReplicas=1",
-    "gateway.autoscaling.maxReplicas=2",
-    "gateway.autoscaling.cpuPercent=6",
-    "gateway.resources.requests.cpu=500m",
-)
+SCALED = {
+    "gateway.autoscaling.enabled": "true",
+    "gateway.autoscaling.minReplicas": "1",
+    "gateway.autoscaling.maxReplicas": "2",
+    "gateway.resources.requests.cpu": "500m",
+}
+# Of what a gateway asks for: more than one takes that nobody asks.
+UNREACHED = 100
 # A metrics server asks each minute, the scaler every 15 s.
 SCALED_S = 240
+QUIET_S = 45
 
 
 def has_metrics() -> bool:
@@ -36,11 +38,16 @@ def test_no_client_notices_that_the_cluster_adds_gateways(release: Release) -> N
         pytest.skip(NO_METRICS)
     # A scaler takes over the number that it finds.
     release.upgrade("--set", "gateway.replicas=1")
-    options = [text for value in SCALED for text in ("--set", value)]
-    release.upgrade(*options)
     try:
-        wait_until(lambda: has_measured(release), "the scaler has read a metric", SCALED_S)
-        assert num_ready(release) == 1
+        scale_at(release, UNREACHED)
+        wait_until(lambda: used_percent(release) is not None, "a metric was read", SCALED_S)
+        idle = used_percent(release)
+        assert idle is not None
+        scale_at(release, 2 * max(idle, 1))
+        until_s = time.monotonic() + QUIET_S
+        while time.monotonic() < until_s:
+            assert num_ready(release) == 1, "nobody streams"
+            time.sleep(1)
 
         def grow() -> None:
             wait_until(lambda: num_ready(release) == 2, "a second gateway", SCALED_S)
@@ -50,12 +57,22 @@ def test_no_client_notices_that_the_cluster_adds_gateways(release: Release) -> N
         release.upgrade()
 
 
+def scale_at(release: Release, percent: int) -> None:
+    options = {**SCALED, "gateway.autoscaling.cpuPercent": str(percent)}
+    release.upgrade(*(word for pair in options.items() for word in ("--set", "=".join(pair))))
+
+
 def num_ready(release: Release) -> int:
     deployment = release.namespace.get("deployment", f"{release.fullname}-gateway")
     return int(deployment["status"].get("readyReplicas", 0))
 
 
-def has_measured(release: Release) -> bool:
+def used_percent(release: Release) -> int | None:
+    """Of what gateways ask for, by the scaler; None before it has read a metric."""
     scaler = release.namespace.get("hpa", f"{release.fullname}-gateway")
-    metrics = scaler["status"].get("currentMetrics") or []
-    return any("averageUtilization" in one["resource"]["current"] for one in metrics)
+    # One that was not read yet has no more than an empty type.
+    for one in scaler["status"].get("currentMetrics") or []:
+        used = one.get("resource", {}).get("current", {})
+        if "averageUtilization" in used:
+            return int(used["averageUtilization"])
+    return None
