@@ -113,18 +113,24 @@ class RandomTraffic:
         for _ in range(2000):
             if not self._open:
                 break
-            self._step()
+            goes_on = self._step()
+            # Both halves of a handoff are on this engine: a search at the head of its line may wait
+            # for the blocks of the one, and the other behind the search. Fronts end what waits.
+            if not goes_on and self._handoff is not None:
+                self._end(self._handoff.source)
         assert not self._open, "sequences starve"
         self._step()
         self._engine.check_integrity()
         assert self._engine.measure_load().num_blocks_free == self._engine.info.num_blocks
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Whether something happened, or will by commands that came of it."""
         commands, self._commands = self._commands, []
-        events = self._engine.step(commands)
+        happened = events = self._engine.step(commands)
         while events is not None:
             self._take(events)
             events = self._engine.next_events()
+        return happened is not None or bool(self._commands)
 
     def _take(self, events: StepEvents) -> None:
         self.num_preemptions += events.num_preemptions
