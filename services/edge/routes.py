@@ -54,6 +54,9 @@ _UNKEYED = HeaderMatcher(name="idempotency-key", present_match=True, invert_matc
 # Of each such request Envoy keeps so much until its answer begins; a longer one is not repeated.
 _REPEATABLE_BYTES = 256 * 1024
 _NUM_RETRIES = 3
+# Envoy draws the gateway of a retry, and draws again when it is one that had the request: of two
+# gateways each draw finds the wrong one in half of the cases, and the last draw counts.
+_NUM_SELECTIONS = 20
 # After so many tries the next ones go to another region: this one may be lost as a whole, and Envoy
 # not know it yet.
 _TRIES_IN_A_REGION = 2
@@ -111,7 +114,7 @@ def _to_gateways(retry_on: str = _UNRECEIVED) -> RouteAction:
         retry_policy=RetryPolicy(
             retry_on=retry_on,
             num_retries=_NUM_RETRIES,
-            host_selection_retry_max_attempts=_NUM_RETRIES,
+            host_selection_retry_max_attempts=_NUM_SELECTIONS,
             retry_host_predicate=[
                 RetryPolicyRetryHostPredicate(
                     name="envoy.retry_host_predicates.previous_hosts",

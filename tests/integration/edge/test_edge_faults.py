@@ -256,7 +256,7 @@ async def test_what_keeps_nothing_is_tried_elsewhere_when_its_gateway_is_lost() 
                     assert status == 200
                     answer = await http.post(path, content=bytes(num_bytes), headers=headers)
                     status = answer.status_code
-                assert lost.num_requests == before + 1
+                assert lost.num_requests == before + 1, lost.requests
                 assert (status == 200) == is_repeated, (path, headers, num_bytes)
 
 
