@@ -6,7 +6,7 @@ over prompts, aborts, credit that stutters, preemption. The pool is full of NaN 
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import numpy as np
@@ -114,14 +114,19 @@ class RandomTraffic:
             if not self._open:
                 break
             goes_on = self._step()
-            # Both halves of a handoff are on this engine: a search at the head of its line may wait
-            # for the blocks of the one, and the other behind the search. Fronts end what waits.
-            if not goes_on and self._handoff is not None:
-                self._end(self._handoff.source)
+            if not goes_on and self._waits_for_itself(handoff := self._handoff):
+                self._end(handoff.source)
         assert not self._open, "sequences starve"
         self._step()
         self._engine.check_integrity()
         assert self._engine.measure_load().num_blocks_free == self._engine.info.num_blocks
+
+    def _waits_for_itself(self, handoff: Handoff | None) -> TypeGuard[Handoff]:
+        """Both halves are on this engine: a search at the head of its line may wait for the blocks
+        of the target, and the source behind the search. Fronts end what waits."""
+        is_search_open = any(search.seq_id in self._open for search in self.searches)
+        is_bound = handoff is not None and handoff.targets is not None and not handoff.sources
+        return is_bound and is_search_open
 
     def _step(self) -> bool:
         """Whether something happened, or will by commands that came of it."""
