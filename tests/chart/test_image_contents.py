@@ -90,7 +90,7 @@ def test_discovery_runs_with_the_files_that_images_keep(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     addresses, modules = done.stdout.splitlines()
     assert addresses == "10.0.0.1:7200"
-    # A start compiles nothing: not either what is imported when it is first used.
+    # Nor does a process compile what it imports when it first uses it.
     late = {"kubernetes.aio.client.models.v1_endpoint_slice_list", "grpc._channel"}
     assert late < set(modules.split()) <= compiled_for("services.router") | {"__main__"}
 
