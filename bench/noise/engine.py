@@ -7,6 +7,7 @@ Engines and loops are children of this process in its session: the kernel may gr
 session, and shares the CPUs among groups first.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from bench.contenders import Contender, Parity, clean_environment, offline_contender
-from bench.noise.loops import busy_loops, folder_of, option_parser, summary
+from bench.noise.loops import busy_loops, folder_of, summary
 from bench.workload import WordList
 
 _BATCH = 8
@@ -28,7 +29,12 @@ Task = Callable[[int], None]
 
 
 def main() -> None:
-    parser = option_parser("python -m bench.noise.engine", __doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.noise.engine", description=__doc__)
+    parser.add_argument("--model", default="baton-demo", help="several: with commas")
+    parser.add_argument("--engine", default="baton", help="several: with commas")
+    parser.add_argument("--threads", default="1,2", help="several: with commas")
+    parser.add_argument("--loops", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20, help="of a task; fewer for a slow engine")
     arguments = parser.parse_args()
     for name in arguments.model.split(","):

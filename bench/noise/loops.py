@@ -1,6 +1,5 @@
 """Programs that take the CPUs, and the share of the CPUs that is fair beside them."""
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -51,14 +50,3 @@ def folder_of(model: str) -> Path:
     if model == "baton-demo":
         return demo_model_path()
     return ensure_model(model, cache_folder())
-
-
-def option_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """The options that engines and servers are measured with."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("--model", default="baton-demo", help="several: with commas")
-    parser.add_argument("--engine", default="baton", help="several: with commas")
-    parser.add_argument("--threads", default="1,2", help="several: with commas")
-    parser.add_argument("--loops", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=3)
-    return parser

@@ -6,6 +6,7 @@ turns, their ratio to the fair share of so many threads (bench/noise/loops.py), 
 requests failed. A whole stack has more threads than its engine; the share is the engine's.
 """
 
+import argparse
 import json
 import tempfile
 import time
@@ -14,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.contenders import Parity
-from bench.noise.loops import busy_loops, folder_of, option_parser, summary
+from bench.noise.loops import busy_loops, folder_of, summary
 from bench.serving.served import ServedBench, ServedPlan
 from bench.serving.servers import Server
 from bench.workload import RequestSize
@@ -26,7 +27,12 @@ _AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 def main() -> None:
-    parser = option_parser("python -m bench.noise.served", __doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.noise.served", description=__doc__)
+    parser.add_argument("--model", default="baton-demo", help="several: with commas")
+    parser.add_argument("--engine", default="baton", help="several: with commas")
+    parser.add_argument("--threads", default="1,2", help="several: with commas")
+    parser.add_argument("--loops", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     engines = arguments.engine.split(",")
     with shares_by_thread(), tempfile.TemporaryDirectory() as logs:
