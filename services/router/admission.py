@@ -31,6 +31,8 @@ MAX_CANCELLED_OF_TENANT = 64
 MAX_CANCELLED_CHARS = 256
 # A gateway that is so many messages behind gets a whole view.
 MAX_BEHIND = 16
+# When nothing changes a message comes this often: who follows takes a longer silence for a loss.
+QUIET_S = 0.5
 # How much too early, by the clock, a timer is taken as due: uvloop counts in whole milliseconds.
 _TIMER_SLACK_S = 0.002
 
@@ -206,7 +208,8 @@ class Cancellations:
 class AdmissionLog:
     """The latest messages, the same for all gateways: each is built once.
 
-    `changes` makes the next one, `whole` all that the messages so far have said, or more.
+    `changes` makes the next one, `whole` all that the messages so far have said, or more. Every
+    `interval_s` it looks for changes, and tells what is new.
     """
 
     def __init__(
@@ -223,12 +226,13 @@ class AdmissionLog:
         self._messages: deque[router_pb2.WatchAdmissionResponse] = deque(maxlen=MAX_BEHIND)
         self._number = 0
         self._due_at = -math.inf
+        self._told_at = -math.inf
         self._whole: router_pb2.WatchAdmissionResponse | None = None
         self._changed = asyncio.Event()
         self._closed = False
 
     def notify(self) -> None:
-        """Tell now, and not with the next regular message."""
+        """Look now, and not when it is time."""
         self._due_at = -math.inf
         self._changed.set()
         self._changed = asyncio.Event()
@@ -241,7 +245,7 @@ class AdmissionLog:
     async def follow(
         self, *, takes_deltas: bool
     ) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
-        """Yield a whole view at once, then each message, on change and every interval."""
+        """Yield a whole view at once, then each message, on change and every QUIET_S."""
         number = -1
         while not self._closed:
             changed = self._changed
@@ -256,16 +260,21 @@ class AdmissionLog:
                 pass
 
     def _advance(self) -> None:
-        """Make the next message when it is due."""
+        """Make the next message when it is due, if it says anything new or none was told lately."""
         now = self._clock.now()
         if now < self._due_at - _TIMER_SLACK_S:
             return
         self._due_at = now + self._interval_s
-        self._number += 1
+        self._whole = None
         message = self._make_changes()
         message.number = self._number
+        is_lately = now < self._told_at + QUIET_S - _TIMER_SLACK_S
+        if is_lately and self._messages and message == self._messages[-1]:
+            return
+        self._told_at = now
+        self._number += 1
+        message.number = self._number
         self._messages.append(message)
-        self._whole = None
 
     def _after(
         self, number: int, takes_deltas: bool

@@ -219,7 +219,7 @@ class RouterCore:
     def watch_admission(
         self, *, takes_deltas: bool
     ) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
-        """The view of the fleet at once, on change, and every admission_interval_s."""
+        """The view of the fleet at once and on change; see `admission.py`."""
         return self._admission_log.follow(takes_deltas=takes_deltas)
 
     def admission(self) -> router_pb2.WatchAdmissionResponse:

@@ -89,7 +89,7 @@ class Settings:
     # Prefix hashes that the index holds of one worker at most; its oldest ones go first. Each takes
     # about 100 bytes.
     max_index_hashes: int = 131_072
-    # Seconds between two views of the fleet for gateways when nothing changes.
+    # Seconds between two looks for what has changed of the fleet, to tell gateways.
     admission_interval_s: float = 0.1
     # Seconds for which running calls may go on after the signal to stop.
     stop_grace_s: float = 1.0

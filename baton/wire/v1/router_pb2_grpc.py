@@ -62,7 +62,7 @@ class RouterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchAdmission(self, request, context):
-        """The view: the fleet as this router sees it, at once, on change, and every 100 ms.
+        """The view: the fleet as this router sees it, at once, on change, and every 500 ms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,7 +58,7 @@ LARGE_PROMPT_BYTES = 64 * 1024
 HUNG_S = 0.1
 # No connection to quota is left sooner: if another one helps, it helps for longer.
 MIN_LIFE_S = 5.0
-# A router that says nothing for this long is lost; it speaks every 100 ms.
+# A router that says nothing for this long is lost; it speaks twice a second at least.
 WATCH_SILENCE_S = 2.0
 
 

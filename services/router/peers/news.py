@@ -27,8 +27,10 @@ MAX_EVENTS = 8192
 MAX_EVENTS_A_MESSAGE = 1024
 # Events leave at most once in this time; the first after a pause at once.
 PACE_S = 0.02
-# The lines are told this often, which also shows that this router lives.
+# The lines are told this often while anybody waits ...
 LINES_S = 0.1
+# ... and else this often, which shows that this router lives.
+QUIET_S = 0.5
 # A message costs as much as a pick. So with more events than this from lines to lines, they leave
 # with the lines, if there is plenty of room.
 MANY_EVENTS = 20
@@ -98,24 +100,31 @@ class PeerNewsLog:
     async def _news(
         self, lines: Callable[[], peers_pb2.PeerLines], is_roomy: Callable[[int], bool]
     ) -> AsyncIterator[peers_pb2.PeerNews]:
-        yield peers_pb2.PeerNews(hello=self._hello, lines=lines())
-        told_at, position, num_before = self._clock.now(), 0, self._num_told
-        is_busy = False
+        told = lines()
+        yield peers_pb2.PeerNews(hello=self._hello, lines=told)
+        told_at = looked_at = self._clock.now()
+        position, num_before, is_busy = 0, self._num_told, False
         while not self._over.is_set():
             changed = self._over if is_busy else self._next_change()
-            is_due = self._clock.now() - told_at >= LINES_S
+            now = self._clock.now()
+            is_due = now - looked_at >= LINES_S
+            news = peers_pb2.PeerNews()
             if is_due or (position < self._num_told and not is_busy):
                 events, position = self._since(position)
-                news = peers_pb2.PeerNews(events=events)
-                if is_due:
-                    num_new = self._num_told - num_before
-                    is_busy = num_new > MANY_EVENTS and is_roomy(num_new * self._num_followers)
-                    told_at, num_before = self._clock.now(), self._num_told
-                    news.lines.CopyFrom(lines())
+                news.events.extend(events)
+            if is_due:
+                num_new = self._num_told - num_before
+                is_busy = num_new > MANY_EVENTS and is_roomy(num_new * self._num_followers)
+                looked_at, num_before = now, self._num_told
+                latest = lines()
+                if latest.lines or latest != told or now - told_at >= QUIET_S:
+                    news.lines.CopyFrom(latest)
+                    told_at, told = now, latest
+            if news.events or news.HasField("lines"):
                 yield news
                 await asyncio.sleep(PACE_S)
             if is_busy or position == self._num_told:
-                await _wait(changed, max(told_at + LINES_S - self._clock.now(), PACE_S))
+                await _wait(changed, max(looked_at + LINES_S - self._clock.now(), PACE_S))
 
     def _tell(self, told: _Told) -> None:
         now, events = self._clock.now(), self._events

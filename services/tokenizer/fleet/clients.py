@@ -17,7 +17,7 @@ from baton.wire.model_files import (
 from baton.wire.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.tokenizer.fleet.announced import Announced, RouterView
 
-# A router that says nothing for so long is lost; it speaks every 100 ms.
+# A router that says nothing for so long is lost; it speaks twice a second at least.
 SILENCE_S = 2.0
 # A worker may be so long about the next part of its files, and about all of them.
 PART_S = 5.0

@@ -13,6 +13,7 @@ from services.router.admission import (
     MAX_BEHIND,
     MAX_CANCELLED,
     MAX_CANCELLED_OF_TENANT,
+    QUIET_S,
 )
 
 
@@ -120,18 +121,27 @@ def test_a_gateway_hears_of_all_workers_once_and_then_of_those_that_change(route
     run(scenario)
 
 
-def test_the_load_of_a_worker_is_told_now_and_then(router, run) -> None:
+async def load_each_tenth(worker, seconds: float) -> None:
+    for number in range(round(seconds / 0.1)):
+        worker.load(num_running=number)
+        await asyncio.sleep(0.1)
+
+
+def test_the_load_of_a_worker_is_told_now_and_then(router, run, clock) -> None:
     async def scenario() -> None:
         fleet = router(stale_after_s=60)
         busy = fleet.decode("d0")
         fleet.decode("d1")
         gateway = Gateway(fleet.core)
-        for number in range(25):
-            busy.load(num_running=number)
+        loading = asyncio.create_task(load_each_tenth(busy, LOAD_S + 1))
+        began_at, told_at = clock.now(), []
+        while clock.now() - began_at < LOAD_S + 0.5:
             await gateway.read()
-        told = [number for number, names in enumerate(gateway.told) if "d0" in names]
-        assert told == [0, round(LOAD_S / 0.1)]
-        assert gateway.told[told[1]] == ["d0"]
+            if "d0" in gateway.told[-1]:
+                told_at.append(clock.now() - began_at)
+        assert told_at == pytest.approx([0, LOAD_S], abs=0.11)
+        assert "d1" not in gateway.told[-1]
+        await loading
 
     run(scenario)
 
@@ -141,14 +151,37 @@ def test_a_worker_that_falls_silent_and_speaks_again_is_told_each_time(router, r
         fleet = router(stale_after_s=0.25)
         silent, other = fleet.decode("d0"), fleet.decode("d1")
         gateway = Gateway(fleet.core)
+        await gateway.read()
+        loading = asyncio.create_task(load_each_tenth(other, 1.0))
         is_ready = []
-        for number in range(6):
+        while len(is_ready) < 2:
             await gateway.read()
-            other.load()
-            if number == 4:
+            is_ready += [w.ready for w in gateway.views[-1].models[0].workers]
+            if is_ready == [False]:
                 silent.load()
-            is_ready += [w.ready for w in gateway.views[-1].models[0].workers if number]
         assert is_ready == [False, True]
+        await loading
+
+    run(scenario)
+
+
+def test_a_quiet_fleet_is_told_of_twice_a_second_and_a_change_at_the_next_look(
+    router, run, clock
+) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=60, no_worker_wait_s=60)
+        fleet.decode("d0")
+        gateway = Gateway(fleet.core)
+        await gateway.read()
+        await gateway.read()  # the first one that tells changes
+        began_at = clock.now()
+        for _ in range(4):
+            await gateway.read()
+        assert clock.now() - began_at == pytest.approx(4 * QUIET_S, abs=0.11)
+        began_at = clock.now()
+        fleet.core.cancel(router_pb2.CancelRequest(request_id="r", tenant="t"))
+        assert [each.request_id for each in (await gateway.read()).cancelled] == ["r"]
+        assert clock.now() - began_at <= 0.11
 
     run(scenario)
 
@@ -197,7 +230,7 @@ def test_a_gateway_that_is_far_behind_gets_a_whole_view(router, run) -> None:
         for _ in range(MAX_BEHIND + 2):
             await quick.read()
         assert not (await slow.read()).is_delta
-        assert slow.views[-1].number == (await quick.read()).number
+        assert slow.views[-1].number == quick.views[-1].number
         assert (await slow.read()).is_delta
 
     run(scenario)

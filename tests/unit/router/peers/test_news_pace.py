@@ -7,7 +7,7 @@ import pytest
 
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.v1 import peers_pb2
-from services.router.peers.news import LINES_S
+from services.router.peers.news import LINES_S, QUIET_S
 
 NUM_WORKERS = 40
 PLENTY, SHORT = {}, {"num_running": 3}
@@ -71,5 +71,27 @@ def test_a_line_at_a_peer_hastens_the_news(router, clock, is_waiting: bool) -> N
         fleet.core.take_news("b", peers_pb2.PeerNews(lines=lines))
         counts = await news_of_picks(fleet, NUM_WORKERS, PLENTY, QUICKLY_S)
         assert (max(counts) <= LINES_S / QUICKLY_S / 2) == is_waiting
+
+    run_virtual(scenario(), clock)
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_lines_are_told_often_while_anybody_waits(router, clock, is_waiting: bool) -> None:
+    async def scenario() -> None:
+        fleet = router(peers=("a:1", "b:1"), stale_after_s=60, no_worker_wait_s=60)
+        fleet.prefill()
+        told: list[peers_pb2.PeerNews] = []
+        following = asyncio.create_task(messages(fleet.core, told))
+        picking = asyncio.create_task(fleet.pick("r")) if is_waiting else None
+        await asyncio.sleep(0.1)
+        told.clear()
+        await asyncio.sleep(2.0)
+        every_s = LINES_S if is_waiting else QUIET_S
+        assert 2.0 / every_s - 1 <= len(told) <= 2.0 / every_s + 1
+        assert all(bool(each.lines.lines) == is_waiting for each in told)
+        if picking is not None:
+            picking.cancel()
+        fleet.core.close()
+        await following
 
     run_virtual(scenario(), clock)
