@@ -2,7 +2,7 @@
 
 transformers marks functions for torch's compiler and prepares for models that are cut over several
 machines. Baton compiles nothing and runs a model in one process: a third of the modules of a core
-are left out here (decision 0047).
+are left out here (decision 0047), and its files are not read at each import (decision 0101).
 """
 
 import sys
@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
+
+from baton.model.transformers_exports import kept_exports
 
 COMPILER = "torch._dynamo"
 _USED_BY_MASKS = f"{COMPILER}._trace_wrapped_higher_order_op"
@@ -67,7 +69,7 @@ def _undistributed() -> Iterator[None]:
 
 if COMPILER not in sys.modules:
     _make_compiler_lazy()
-with _undistributed():
+with _undistributed(), kept_exports():
     from transformers import (
         AttentionInterface,
         AttentionMaskInterface,
