@@ -32,6 +32,8 @@ NAMESPACE = "default"
 # How the chart refuses values that need custom resources.
 NO_SUCH_KINDS = "which this cluster does not have"
 SERVERS = ("Deployment", "StatefulSet")
+# Given by Kubernetes.
+POD_NAME = "statefulset.kubernetes.io/pod-name"
 WORKLOADS = (*SERVERS, "Job", "Pod")
 Object = dict[str, Any]
 
@@ -147,3 +149,14 @@ def component(found: Object) -> str:
 
 def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
     return selector.items() <= labels.items()
+
+
+def reaches(service: Object, workload: Object) -> bool:
+    """True when a Service leads to a pod of the workload; those of a StatefulSet have labels of
+    their names."""
+    wanted, labels = dict(service["spec"]["selector"]), pod_of(workload)["metadata"]["labels"]
+    if workload["kind"] == "StatefulSet" and POD_NAME in wanted:
+        pods = range(workload["spec"]["replicas"])
+        names = {f"{workload['metadata']['name']}-{number}" for number in pods}
+        return wanted.pop(POD_NAME) in names and selects(wanted, labels)
+    return selects(wanted, labels)

@@ -22,6 +22,7 @@ from services.router import settings as router_settings
 from services.tokenizer import settings as tokenizer_settings
 from tests.chart.rendered import (
     CHART,
+    POD_NAME,
     PROFILES,
     ROOT,
     SERVERS,
@@ -389,10 +390,12 @@ def test_the_price_list_of_compose_is_one_that_quota_takes() -> None:
     assert parse_prices(file.read_text(), str(file)).text_of("baton-demo")
 
 
-def test_old_routers_stay_until_dns_has_the_new_ones() -> None:
-    """Gateways find routers by name; answers are kept for 30 s, as kubeadm sets it."""
-    for workload in of_component(profile("default"), "router"):
-        assert workload["spec"]["minReadySeconds"] > 30
+def test_each_router_has_a_service_that_leads_to_its_pod_alone_before_it_is_ready() -> None:
+    for number in range(2):
+        name = f"baton-router-{number}"
+        spec = named(profile("default"), "Service", name)["spec"]
+        assert spec["selector"][POD_NAME] == name
+        assert spec["publishNotReadyAddresses"]
 
 
 def test_jaeger_keeps_fewer_traces_than_its_memory_holds() -> None:

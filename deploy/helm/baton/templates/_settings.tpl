@@ -137,23 +137,17 @@ cluster does not put the node's place on its pods (it does from 1.35 on). */}}
 {{- end }}
 
 
-{{/* Callers find a service by its name, and the cluster's DNS keeps an answer for 30 s: for as long, an old pod whose
-address they know stays beside the new one. */}}
-{{- define "baton.names.seconds" -}}
-35
-{{- end }}
-
 {{/* Address of a service's gRPC port. */}}
 {{- define "baton.grpc" -}}
 {{ include "baton.fullname" .root }}-{{ .service }}:7000
 {{- end }}
 
-{{/* Every router by its own stable name: gateways, and routers themselves, know the same ones. */}}
+{{/* Every router by the Service of its own: gateways, tokenizers and the routers themselves know the same ones. */}}
 {{- define "baton.routers" -}}
 {{- $name := printf "%s-router" (include "baton.fullname" .) }}
 {{- $all := list }}
 {{- range $number := until (int .Values.router.replicas) }}
-{{- $all = append $all (printf "%s-%d.%s:7000" $name $number $name) }}
+{{- $all = append $all (printf "%s-%d:7000" $name $number) }}
 {{- end }}
 {{- join "," $all }}
 {{- end }}

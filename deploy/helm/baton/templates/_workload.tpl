@@ -13,9 +13,7 @@ component of the chart is rendered by this template from a description:
   probes        {startup, ready, live}: paths on port `port` (ready: on `readyPort`, by `readyScheme`);
                 startupSeconds; tcp: true = connect only
   drainSeconds  what it may take after SIGTERM    preStop     seconds before SIGTERM
-  service       none | balanced | headless | each (headless, also for pods that are not ready). Who is asked for by name
-                is not headless: until a pod is ready DNS would say that there is none, and keep that for 30 s
-  minReady      seconds that a new pod is ready before the next old one goes
+  service       none | balanced | headless. Who is asked for by name is not headless: until a pod is ready DNS would say that there is none, and keep that for 30 s
   own           keys of `pods` that it has itself; those of a service are in its values, under its name
   account       watcher, keys: with rights         labels, checksum, surge, serviceType, ...
 */}}
@@ -45,9 +43,6 @@ spec:
   {{- end }}
   selector:
     matchLabels: {{- toYaml $selector | nindent 6 }}
-  {{- with $w.minReady }}
-  minReadySeconds: {{ . }}
-  {{- end }}
   {{- if eq $kind "StatefulSet" }}
   serviceName: {{ $w.name }}
   podManagementPolicy: Parallel
@@ -104,7 +99,6 @@ spec:
   {{- end }}
   {{- else }}
   clusterIP: None
-  publishNotReadyAddresses: {{ eq $w.service "each" }}
   {{- end }}
   selector: {{- toYaml $selector | nindent 4 }}
   ports:
