@@ -24,10 +24,11 @@ from services.quota import instruments
 from services.quota.admin.api import AdminApi
 from services.quota.archive import Archiver
 from services.quota.bootstrap_key import BootstrapKey
+from services.quota.file_keys import Source, read_in_thread
 from services.quota.ledger import LeaseTerms, Ledger, store_time_ms
 from services.quota.prices import Prices
 from services.quota.recent_settles import RecentSettles
-from services.quota.registry import Registry, Source, read_in_thread
+from services.quota.registry import Registry
 from services.quota.restore import ArchivedBudgets
 from services.quota.revocations import Revocations
 from services.quota.servicer import QuotaServicer

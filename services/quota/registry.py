@@ -11,8 +11,7 @@ Knows nothing of the limits' meaning; `baton.wire.key_registry` owns the formats
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from baton.keys.redis_copy import publish
@@ -22,6 +21,7 @@ from baton.wire.key_limits import KeyLimits, organisation_of, owner_key
 from baton.wire.key_registry import Entries, KeyRecord, Record
 from baton.wire.v1 import quota_pb2
 from services.quota import instruments
+from services.quota.file_keys import FileKeys, Source, Stamp, stamps_of
 from services.quota.revocations import Revocations
 from services.quota.store import Store
 
@@ -51,14 +51,8 @@ class NoBudgets:
         """Do nothing."""
 
 
-ReadRegistry = Callable[[Path], Awaitable[Entries]]
-Source = tuple[Path, ReadRegistry]
-Stamp = tuple[int, int, int]
-
-
-async def read_in_thread(path: Path) -> Entries:
-    """Read the registry file without blocking the event loop."""
-    return await asyncio.to_thread(key_registry.read, path)
+class UnreadableRecord(failures.Unavailable):
+    """The store answers, but not with a key's record."""
 
 
 class Registry:
@@ -82,15 +76,50 @@ class Registry:
         self._fresh_for_s = fresh_for_s
         self._budgets: Budgets = budgets or NoBudgets()
         self._revocations = revocations or Revocations(store)
+        self._files = FileKeys(sources, self._revocations)
         self._loading = asyncio.Lock()
         self._loaded_stamps: list[Stamp | None] | None = None
         self._loaded_into = ""
         self._is_restoring = False
 
     async def authenticate(self, digest: bytes) -> quota_pb2.AuthenticateResponse:
-        """Return the principal of a key. Raises AuthenticationFailed, Unavailable."""
+        """Return the principal of a key; by the files while the store does not answer. Raises
+        AuthenticationFailed, Unavailable."""
         if len(digest) != _DIGEST_BYTES:
             raise failures.AuthenticationFailed("the API key is not valid")
+        try:
+            record = await self._in_store(digest)
+            more_limits = await self._more_limits(record)
+        except UnreadableRecord:
+            raise
+        except failures.Unavailable:
+            found = await self._files.find(digest.hex())
+            if found is None:
+                raise
+            return self._principal(found, self._more_limits_of_files(found), is_from_files=True)
+        return self._principal(record, more_limits)
+
+    def _principal(
+        self,
+        record: KeyRecord,
+        more_limits: Iterable[quota_pb2.MoreLimits],
+        *,
+        is_from_files: bool = False,
+    ) -> quota_pb2.AuthenticateResponse:
+        return quota_pb2.AuthenticateResponse(
+            tenant=record.tenant,
+            key_id=record.key_id,
+            limits=record.limits.to_wire(),
+            more_limits=more_limits,
+            allowed_models=record.allowed_models,
+            priority=record.priority,
+            weight=record.weight,
+            fresh_for_s=self._fresh_for_s,
+            is_from_files=is_from_files,
+        )
+
+    async def _in_store(self, digest: bytes) -> KeyRecord:
+        """The record of a key in the store. Raises AuthenticationFailed, Unavailable."""
         name = key_registry.principal_key(digest)
         data = await self._store.execute("GET", name)
         if data is None:
@@ -99,27 +128,22 @@ class Registry:
             data = await self._store.execute("GET", name)
         if data is None or await self._revocations.holds(digest.hex()):
             raise failures.AuthenticationFailed("the API key is not valid")
-        record = _decoded(key_registry.decode_record, data)
-        return quota_pb2.AuthenticateResponse(
-            tenant=record.tenant,
-            key_id=record.key_id,
-            limits=record.limits.to_wire(),
-            more_limits=await self._more_limits(record),
-            allowed_models=record.allowed_models,
-            priority=record.priority,
-            weight=record.weight,
-            fresh_for_s=self._fresh_for_s,
-        )
+        return _decoded(key_registry.decode_record, data)
 
-    async def _more_limits(self, record: key_registry.KeyRecord) -> list[quota_pb2.MoreLimits]:
+    async def _more_limits(self, record: KeyRecord) -> list[quota_pb2.MoreLimits]:
         """The limits that hold for a key beside its own over all models."""
-        owners = [f"tenant:{record.tenant}"]
-        if organisation := organisation_of(record.tenant):
-            owners.append(f"organisation:{organisation}")
         found = list(_wire_limits(record.key_id, record.limits))[1:]
-        for owner in owners:
+        for owner in _owners_of(record):
             if (data := await self._store.execute("GET", owner_key(owner))) is not None:
                 found += _wire_limits(owner, _decoded(key_registry.decode_owner, data).limits)
+        return found
+
+    def _more_limits_of_files(self, record: KeyRecord) -> list[quota_pb2.MoreLimits]:
+        """The same by the files."""
+        found = list(_wire_limits(record.key_id, record.limits))[1:]
+        for owner in _owners_of(record):
+            if (limits := self._files.limits_of(owner)) is not None:
+                found += _wire_limits(owner, limits)
         return found
 
     async def refresh(self) -> bool:
@@ -132,9 +156,7 @@ class Registry:
             return False
         async with self._loading:
             server = await self._store.identity()
-            stamps = [
-                _stamp(part) for file, _ in self._sources for part in key_registry.files(file)
-            ]
+            stamps = stamps_of(self._sources)
             marker = await self._store.execute("GET", key_registry.LOADED_KEY)
             own, every = await self._budgets.counted()
             is_current = stamps == self._loaded_stamps and self._is_restoring != every
@@ -195,20 +217,19 @@ def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
         return decode(data)
     except key_registry.RegistryError as error:
         _log.error("key_record_corrupt", error=str(error))
-        raise failures.Unavailable(
+        raise UnreadableRecord(
             "the key's record cannot be read", reason="quota_unavailable"
         ) from error
+
+
+def _owners_of(record: KeyRecord) -> list[str]:
+    """Whose limits hold for a key, beside its own."""
+    owners = [f"tenant:{record.tenant}"]
+    if organisation := organisation_of(record.tenant):
+        owners.append(f"organisation:{organisation}")
+    return owners
 
 
 def _wire_limits(owner: str, limits: KeyLimits) -> Iterator[quota_pb2.MoreLimits]:
     for model, of_model in limits.by_models():
         yield quota_pb2.MoreLimits(owner=owner, model=model, limits=of_model.to_wire())
-
-
-def _stamp(file: Path) -> Stamp | None:
-    """A stamp that changes whenever the file is appended to or replaced; None without a file."""
-    try:
-        stat = file.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino

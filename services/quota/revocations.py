@@ -37,6 +37,10 @@ class Revocations:
             return True
         return bool(await self._store.execute("SISMEMBER", REVOKED_KEY, digest))
 
+    def knows(self, record: KeyRecord) -> bool:
+        """True when this replica knows that a key is revoked, whatever Redis says."""
+        return self._applied(record).revoked
+
     async def add(self, digests: Iterable[str]) -> None:
         """Keep more of them, whether Redis answers or not."""
         self._known.update(digests)

@@ -27,47 +27,47 @@ from baton.wire.v1 import failure_pb2 as baton_dot_wire_dot_v1_dot_failure__pb2
 from baton.wire.v1 import router_pb2 as baton_dot_wire_dot_v1_dot_router__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/wire/v1/quota.proto\x12\rbaton.wire.v1\x1a\x19\x62\x61ton/wire/v1/calls.proto\x1a\x1b\x62\x61ton/wire/v1/failure.proto\x1a\x1a\x62\x61ton/wire/v1/router.proto\")\n\x13\x41uthenticateRequest\x12\x12\n\nkey_digest\x18\x01 \x01(\x0c\"\xdc\x01\n\x14\x41uthenticateResponse\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12%\n\x06limits\x18\x03 \x01(\x0b\x32\x15.baton.wire.v1.Limits\x12\x16\n\x0e\x61llowed_models\x18\x04 \x03(\t\x12\x10\n\x08priority\x18\x05 \x01(\r\x12\x13\n\x0b\x66resh_for_s\x18\x06 \x01(\x01\x12\x0e\n\x06weight\x18\x07 \x01(\x01\x12.\n\x0bmore_limits\x18\x08 \x03(\x0b\x32\x19.baton.wire.v1.MoreLimits\"Q\n\nMoreLimits\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x06limits\x18\x03 \x01(\x0b\x32\x15.baton.wire.v1.Limits\"\xfc\x01\n\x06Limits\x12\x1b\n\x13requests_per_minute\x18\x01 \x01(\x04\x12\x19\n\x11tokens_per_minute\x18\x02 \x01(\x04\x12\x13\n\x0b\x63oncurrency\x18\x03 \x01(\r\x12\x15\n\rbudget_tokens\x18\x04 \x01(\x04\x12\x32\n\rbudget_period\x18\x05 \x01(\x0e\x32\x1b.baton.wire.v1.BudgetPeriod\x12\x13\n\x0bhard_budget\x18\x06 \x01(\x08\x12\x13\n\x0b\x62udget_cost\x18\x07 \x01(\x04\x12\x30\n\x0b\x63ost_period\x18\x08 \x01(\x0e\x32\x1b.baton.wire.v1.BudgetPeriod\"\xda\x01\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\x04\x12\x19\n\x11min_output_tokens\x18\x07 \x01(\x04\x12\x19\n\x11min_prompt_tokens\x18\x08 \x01(\r\x12\x19\n\x11replaces_estimate\x18\t \x01(\x08\"\xb7\x01\n\x0fReserveResponse\x12\x1d\n\x15granted_output_tokens\x18\x01 \x01(\x04\x12\x15\n\rexpires_in_ms\x18\x02 \x01(\r\x12)\n\x06limits\x18\x03 \x01(\x0b\x32\x19.baton.wire.v1.LimitState\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12(\n\x05price\x18\x05 \x01(\x0b\x32\x19.baton.wire.v1.TokenPrice\",\n\nTokenPrice\x12\x0e\n\x06prompt\x18\x01 \x01(\x04\x12\x0e\n\x06output\x18\x02 \x01(\x04\"}\n\x0cRenewRequest\x12+\n\x06leases\x18\x01 \x03(\x0b\x32\x1b.baton.wire.v1.LeaseRenewal\x12\x12\n\ngateway_id\x18\x02 \x01(\t\x12,\n\x07workers\x18\x03 \x03(\x0b\x32\x1b.baton.wire.v1.WorkerTotals\"\x86\x01\n\x0cWorkerTotals\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\x04role\x18\x03 \x01(\x0e\x32\x19.baton.wire.v1.WorkerRole\x12+\n\x06totals\x18\x04 \x01(\x0b\x32\x1b.baton.wire.v1.EngineTotals\"\xe5\x01\n\x0cLeaseRenewal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x1a\n\x12used_output_tokens\x18\x03 \x01(\x04\x12\x1c\n\x14wanted_output_tokens\x18\x04 \x01(\x04\x12\x1e\n\x16produced_output_tokens\x18\x05 \x01(\x04\x12\x0e\n\x06key_id\x18\x06 \x01(\t\x12\r\n\x05model\x18\x07 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x08 \x01(\r\x12\x1d\n\x15granted_output_tokens\x18\t \x01(\x04\"P\n\rRenewResponse\x12)\n\x06leases\x18\x01 \x03(\x0b\x32\x19.baton.wire.v1.LeaseState\x12\x14\n\x0cnum_gateways\x18\x02 \x01(\r\"\x97\x02\n\nLeaseState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x15granted_output_tokens\x18\x02 \x01(\x04\x12\x15\n\rexpires_in_ms\x18\x03 \x01(\r\x12.\n\x05state\x18\x04 \x01(\x0e\x32\x1f.baton.wire.v1.LeaseState.State\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\x12\x13\n\x0bspent_limit\x18\x06 \x01(\t\"b\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_HELD\x10\x01\x12\x11\n\rSTATE_REFUSED\x10\x02\x12\x0e\n\nSTATE_LOST\x10\x03\x12\x0f\n\x0bSTATE_SHORT\x10\x04\":\n\rSettleRequest\x12)\n\x05usage\x18\x01 \x01(\x0b\x32\x1a.baton.wire.v1.UsageRecord\")\n\x0eSettleResponse\x12\x17\n\x0frepeated_settle\x18\x01 \x01(\x08\"\xa1\x03\n\x0bUsageRecord\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x10\n\x08model_fp\x18\x05 \x01(\t\x12\x17\n\x0fstarted_unix_ms\x18\x06 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x19\n\x11num_output_tokens\x18\t \x01(\x04\x12\x19\n\x11num_wasted_tokens\x18\n \x01(\x04\x12\x15\n\rfinish_reason\x18\x0b \x01(\t\x12(\n\x06stages\x18\x0c \x03(\x0b\x32\x18.baton.wire.v1.StageTime\x12\x0f\n\x07wall_us\x18\r \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x0e \x01(\t\x12\x14\n\x0cnum_attempts\x18\x0f \x01(\r\x12\x13\n\x0bprovisional\x18\x10 \x01(\x08\x12)\n\x06\x65ngine\x18\x1e \x01(\x0b\x32\x19.baton.wire.v1.EngineTime*]\n\x0c\x42udgetPeriod\x12\x1d\n\x19\x42UDGET_PERIOD_UNSPECIFIED\x10\x00\x12\x15\n\x11\x42UDGET_PERIOD_DAY\x10\x01\x12\x17\n\x13\x42UDGET_PERIOD_MONTH\x10\x02\x32\x92\x01\n\x05Quota\x12\x41\n\x05\x43\x61lls\x12\x18.baton.wire.v1.CallFrame\x1a\x1a.baton.wire.v1.AnswerFrame(\x01\x30\x01\x12\x46\n\x05Renew\x12\x1b.baton.wire.v1.RenewRequest\x1a\x1c.baton.wire.v1.RenewResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/wire/v1/quota.proto\x12\rbaton.wire.v1\x1a\x19\x62\x61ton/wire/v1/calls.proto\x1a\x1b\x62\x61ton/wire/v1/failure.proto\x1a\x1a\x62\x61ton/wire/v1/router.proto\")\n\x13\x41uthenticateRequest\x12\x12\n\nkey_digest\x18\x01 \x01(\x0c\"\xf3\x01\n\x14\x41uthenticateResponse\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12%\n\x06limits\x18\x03 \x01(\x0b\x32\x15.baton.wire.v1.Limits\x12\x16\n\x0e\x61llowed_models\x18\x04 \x03(\t\x12\x10\n\x08priority\x18\x05 \x01(\r\x12\x13\n\x0b\x66resh_for_s\x18\x06 \x01(\x01\x12\x0e\n\x06weight\x18\x07 \x01(\x01\x12.\n\x0bmore_limits\x18\x08 \x03(\x0b\x32\x19.baton.wire.v1.MoreLimits\x12\x15\n\ris_from_files\x18\t \x01(\x08\"Q\n\nMoreLimits\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x06limits\x18\x03 \x01(\x0b\x32\x15.baton.wire.v1.Limits\"\xfc\x01\n\x06Limits\x12\x1b\n\x13requests_per_minute\x18\x01 \x01(\x04\x12\x19\n\x11tokens_per_minute\x18\x02 \x01(\x04\x12\x13\n\x0b\x63oncurrency\x18\x03 \x01(\r\x12\x15\n\rbudget_tokens\x18\x04 \x01(\x04\x12\x32\n\rbudget_period\x18\x05 \x01(\x0e\x32\x1b.baton.wire.v1.BudgetPeriod\x12\x13\n\x0bhard_budget\x18\x06 \x01(\x08\x12\x13\n\x0b\x62udget_cost\x18\x07 \x01(\x04\x12\x30\n\x0b\x63ost_period\x18\x08 \x01(\x0e\x32\x1b.baton.wire.v1.BudgetPeriod\"\xda\x01\n\x0eReserveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x06 \x01(\x04\x12\x19\n\x11min_output_tokens\x18\x07 \x01(\x04\x12\x19\n\x11min_prompt_tokens\x18\x08 \x01(\r\x12\x19\n\x11replaces_estimate\x18\t \x01(\x08\"\xb7\x01\n\x0fReserveResponse\x12\x1d\n\x15granted_output_tokens\x18\x01 \x01(\x04\x12\x15\n\rexpires_in_ms\x18\x02 \x01(\r\x12)\n\x06limits\x18\x03 \x01(\x0b\x32\x19.baton.wire.v1.LimitState\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12(\n\x05price\x18\x05 \x01(\x0b\x32\x19.baton.wire.v1.TokenPrice\",\n\nTokenPrice\x12\x0e\n\x06prompt\x18\x01 \x01(\x04\x12\x0e\n\x06output\x18\x02 \x01(\x04\"}\n\x0cRenewRequest\x12+\n\x06leases\x18\x01 \x03(\x0b\x32\x1b.baton.wire.v1.LeaseRenewal\x12\x12\n\ngateway_id\x18\x02 \x01(\t\x12,\n\x07workers\x18\x03 \x03(\x0b\x32\x1b.baton.wire.v1.WorkerTotals\"\x86\x01\n\x0cWorkerTotals\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\x04role\x18\x03 \x01(\x0e\x32\x19.baton.wire.v1.WorkerRole\x12+\n\x06totals\x18\x04 \x01(\x0b\x32\x1b.baton.wire.v1.EngineTotals\"\xe5\x01\n\x0cLeaseRenewal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x1a\n\x12used_output_tokens\x18\x03 \x01(\x04\x12\x1c\n\x14wanted_output_tokens\x18\x04 \x01(\x04\x12\x1e\n\x16produced_output_tokens\x18\x05 \x01(\x04\x12\x0e\n\x06key_id\x18\x06 \x01(\t\x12\r\n\x05model\x18\x07 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x08 \x01(\r\x12\x1d\n\x15granted_output_tokens\x18\t \x01(\x04\"P\n\rRenewResponse\x12)\n\x06leases\x18\x01 \x03(\x0b\x32\x19.baton.wire.v1.LeaseState\x12\x14\n\x0cnum_gateways\x18\x02 \x01(\r\"\x97\x02\n\nLeaseState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1d\n\x15granted_output_tokens\x18\x02 \x01(\x04\x12\x15\n\rexpires_in_ms\x18\x03 \x01(\r\x12.\n\x05state\x18\x04 \x01(\x0e\x32\x1f.baton.wire.v1.LeaseState.State\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\x12\x13\n\x0bspent_limit\x18\x06 \x01(\t\"b\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_HELD\x10\x01\x12\x11\n\rSTATE_REFUSED\x10\x02\x12\x0e\n\nSTATE_LOST\x10\x03\x12\x0f\n\x0bSTATE_SHORT\x10\x04\":\n\rSettleRequest\x12)\n\x05usage\x18\x01 \x01(\x0b\x32\x1a.baton.wire.v1.UsageRecord\")\n\x0eSettleResponse\x12\x17\n\x0frepeated_settle\x18\x01 \x01(\x08\"\xa1\x03\n\x0bUsageRecord\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06key_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x10\n\x08model_fp\x18\x05 \x01(\t\x12\x17\n\x0fstarted_unix_ms\x18\x06 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\x12\x19\n\x11num_output_tokens\x18\t \x01(\x04\x12\x19\n\x11num_wasted_tokens\x18\n \x01(\x04\x12\x15\n\rfinish_reason\x18\x0b \x01(\t\x12(\n\x06stages\x18\x0c \x03(\x0b\x32\x18.baton.wire.v1.StageTime\x12\x0f\n\x07wall_us\x18\r \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x0e \x01(\t\x12\x14\n\x0cnum_attempts\x18\x0f \x01(\r\x12\x13\n\x0bprovisional\x18\x10 \x01(\x08\x12)\n\x06\x65ngine\x18\x1e \x01(\x0b\x32\x19.baton.wire.v1.EngineTime*]\n\x0c\x42udgetPeriod\x12\x1d\n\x19\x42UDGET_PERIOD_UNSPECIFIED\x10\x00\x12\x15\n\x11\x42UDGET_PERIOD_DAY\x10\x01\x12\x17\n\x13\x42UDGET_PERIOD_MONTH\x10\x02\x32\x92\x01\n\x05Quota\x12\x41\n\x05\x43\x61lls\x12\x18.baton.wire.v1.CallFrame\x1a\x1a.baton.wire.v1.AnswerFrame(\x01\x30\x01\x12\x46\n\x05Renew\x12\x1b.baton.wire.v1.RenewRequest\x1a\x1c.baton.wire.v1.RenewResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.wire.v1.quota_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BUDGETPERIOD']._serialized_start=2568
-  _globals['_BUDGETPERIOD']._serialized_end=2661
+  _globals['_BUDGETPERIOD']._serialized_start=2591
+  _globals['_BUDGETPERIOD']._serialized_end=2684
   _globals['_AUTHENTICATEREQUEST']._serialized_start=128
   _globals['_AUTHENTICATEREQUEST']._serialized_end=169
   _globals['_AUTHENTICATERESPONSE']._serialized_start=172
-  _globals['_AUTHENTICATERESPONSE']._serialized_end=392
-  _globals['_MORELIMITS']._serialized_start=394
-  _globals['_MORELIMITS']._serialized_end=475
-  _globals['_LIMITS']._serialized_start=478
-  _globals['_LIMITS']._serialized_end=730
-  _globals['_RESERVEREQUEST']._serialized_start=733
-  _globals['_RESERVEREQUEST']._serialized_end=951
-  _globals['_RESERVERESPONSE']._serialized_start=954
-  _globals['_RESERVERESPONSE']._serialized_end=1137
-  _globals['_TOKENPRICE']._serialized_start=1139
-  _globals['_TOKENPRICE']._serialized_end=1183
-  _globals['_RENEWREQUEST']._serialized_start=1185
-  _globals['_RENEWREQUEST']._serialized_end=1310
-  _globals['_WORKERTOTALS']._serialized_start=1313
-  _globals['_WORKERTOTALS']._serialized_end=1447
-  _globals['_LEASERENEWAL']._serialized_start=1450
-  _globals['_LEASERENEWAL']._serialized_end=1679
-  _globals['_RENEWRESPONSE']._serialized_start=1681
-  _globals['_RENEWRESPONSE']._serialized_end=1761
-  _globals['_LEASESTATE']._serialized_start=1764
-  _globals['_LEASESTATE']._serialized_end=2043
-  _globals['_LEASESTATE_STATE']._serialized_start=1945
-  _globals['_LEASESTATE_STATE']._serialized_end=2043
-  _globals['_SETTLEREQUEST']._serialized_start=2045
-  _globals['_SETTLEREQUEST']._serialized_end=2103
-  _globals['_SETTLERESPONSE']._serialized_start=2105
-  _globals['_SETTLERESPONSE']._serialized_end=2146
-  _globals['_USAGERECORD']._serialized_start=2149
-  _globals['_USAGERECORD']._serialized_end=2566
-  _globals['_QUOTA']._serialized_start=2664
-  _globals['_QUOTA']._serialized_end=2810
+  _globals['_AUTHENTICATERESPONSE']._serialized_end=415
+  _globals['_MORELIMITS']._serialized_start=417
+  _globals['_MORELIMITS']._serialized_end=498
+  _globals['_LIMITS']._serialized_start=501
+  _globals['_LIMITS']._serialized_end=753
+  _globals['_RESERVEREQUEST']._serialized_start=756
+  _globals['_RESERVEREQUEST']._serialized_end=974
+  _globals['_RESERVERESPONSE']._serialized_start=977
+  _globals['_RESERVERESPONSE']._serialized_end=1160
+  _globals['_TOKENPRICE']._serialized_start=1162
+  _globals['_TOKENPRICE']._serialized_end=1206
+  _globals['_RENEWREQUEST']._serialized_start=1208
+  _globals['_RENEWREQUEST']._serialized_end=1333
+  _globals['_WORKERTOTALS']._serialized_start=1336
+  _globals['_WORKERTOTALS']._serialized_end=1470
+  _globals['_LEASERENEWAL']._serialized_start=1473
+  _globals['_LEASERENEWAL']._serialized_end=1702
+  _globals['_RENEWRESPONSE']._serialized_start=1704
+  _globals['_RENEWRESPONSE']._serialized_end=1784
+  _globals['_LEASESTATE']._serialized_start=1787
+  _globals['_LEASESTATE']._serialized_end=2066
+  _globals['_LEASESTATE_STATE']._serialized_start=1968
+  _globals['_LEASESTATE_STATE']._serialized_end=2066
+  _globals['_SETTLEREQUEST']._serialized_start=2068
+  _globals['_SETTLEREQUEST']._serialized_end=2126
+  _globals['_SETTLERESPONSE']._serialized_start=2128
+  _globals['_SETTLERESPONSE']._serialized_end=2169
+  _globals['_USAGERECORD']._serialized_start=2172
+  _globals['_USAGERECORD']._serialized_end=2589
+  _globals['_QUOTA']._serialized_start=2687
+  _globals['_QUOTA']._serialized_end=2833
 # @@protoc_insertion_point(module_scope)

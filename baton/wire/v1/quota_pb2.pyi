@@ -26,7 +26,7 @@ class AuthenticateRequest(_message.Message):
     def __init__(self, key_digest: _Optional[bytes] = ...) -> None: ...
 
 class AuthenticateResponse(_message.Message):
-    __slots__ = ("tenant", "key_id", "limits", "allowed_models", "priority", "fresh_for_s", "weight", "more_limits")
+    __slots__ = ("tenant", "key_id", "limits", "allowed_models", "priority", "fresh_for_s", "weight", "more_limits", "is_from_files")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class AuthenticateResponse(_message.Message):
     FRESH_FOR_S_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MORE_LIMITS_FIELD_NUMBER: _ClassVar[int]
+    IS_FROM_FILES_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     key_id: str
     limits: Limits
@@ -43,7 +44,8 @@ class AuthenticateResponse(_message.Message):
     fresh_for_s: float
     weight: float
     more_limits: _containers.RepeatedCompositeFieldContainer[MoreLimits]
-    def __init__(self, tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., allowed_models: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., fresh_for_s: _Optional[float] = ..., weight: _Optional[float] = ..., more_limits: _Optional[_Iterable[_Union[MoreLimits, _Mapping]]] = ...) -> None: ...
+    is_from_files: bool
+    def __init__(self, tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., allowed_models: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., fresh_for_s: _Optional[float] = ..., weight: _Optional[float] = ..., more_limits: _Optional[_Iterable[_Union[MoreLimits, _Mapping]]] = ..., is_from_files: _Optional[bool] = ...) -> None: ...
 
 class MoreLimits(_message.Message):
     __slots__ = ("owner", "model", "limits")

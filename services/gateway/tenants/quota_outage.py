@@ -4,8 +4,9 @@ A call with a fallback waits SILENCE_S at most, and a little longer when this pr
 to hear an answer. If quota has answered nothing since it began, the breaker opens, and so it does
 after MAX_FAILURES calls in a row that failed. While it is open, calls with a fallback fail at once,
 also those that wait. A background call finds out when quota is back; no request does. Calls without
-a fallback (a hard budget, a key that is not known yet) wait as long as they may, within GRACE_S of
-the opening: quota may be back in a moment.
+a fallback (a hard budget) wait as long as they may, within GRACE_S of the opening: quota may be
+back in a moment. Keys that are not known yet are always asked for: quota has them in files, too,
+and an answer from there does not say that its store is back.
 """
 
 import asyncio
@@ -77,7 +78,9 @@ class GuardedQuota:
         self, key_digest: bytes, context: CallContext, *, has_fallback: bool = False
     ) -> quota_pb2.AuthenticateResponse:
         return await self._call(
-            lambda: self._quota.authenticate(key_digest, context), has_fallback=has_fallback
+            lambda: self._quota.authenticate(key_digest, context),
+            has_fallback=has_fallback,
+            is_asked_always=not has_fallback,
         )
 
     async def reserve(
@@ -131,15 +134,23 @@ class GuardedQuota:
         else:
             self._answered()
 
-    async def _call(self, call: Callable[[], Awaitable[T]], *, has_fallback: bool) -> T:
-        if self.is_open and (has_fallback or not self._is_in_grace):
+    async def _call(
+        self,
+        call: Callable[[], Awaitable[T]],
+        *,
+        has_fallback: bool,
+        is_asked_always: bool = False,
+    ) -> T:
+        is_asked = is_asked_always or (self._is_in_grace and not has_fallback)
+        if self.is_open and not is_asked:
             raise NotAsked
         try:
             answer = await (self._soon(call) if has_fallback else call())
         except BatonError as error:
             self._note(error)
             raise
-        self._answered()
+        if not (isinstance(answer, quota_pb2.AuthenticateResponse) and answer.is_from_files):
+            self._answered()
         return answer
 
     async def _soon(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -22,8 +22,9 @@ from baton.wire.key_limits import WHOLE, KeyLimits, organisation_root
 from baton.wire.v1 import quota_pb2
 from services.quota import keys
 from services.quota.archive import Archiver
+from services.quota.file_keys import read_in_thread
 from services.quota.ledger import Ledger, store_time_ms
-from services.quota.registry import Registry, read_in_thread
+from services.quota.registry import Registry
 from services.quota.restore import ArchivedBudgets
 from services.quota.store import RedisStore
 

@@ -3,8 +3,10 @@
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from baton.testing.redis_server import RedisDouble
 from baton.wire import key_registry
@@ -19,6 +21,19 @@ from services.quota.tenant_meter import TenantMeter
 SECRET = b"s" * 32
 # 2027-01-15 08:00:00 UTC, a Friday.
 START_MS = 1_800_000_000_000
+
+
+class FailingRedis(RedisDouble):
+    """A Redis that can be away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+
+    async def execute_command(self, *arguments: Any, **options: Any) -> Any:
+        if self.is_away:
+            raise RedisConnectionError("away")
+        return await super().execute_command(*arguments, **options)
 
 
 async def read_inline(path: Path) -> Entries:

@@ -9,32 +9,16 @@ import httpx
 import pytest
 
 from baton.keys.homes import FileHome
-from baton.testing.redis_server import RedisDouble
 from baton.wire import failures, key_registry
 from baton.wire.v1 import quota_pb2
 from services.quota.admin.api import MAX_BODY_BYTES, AdminApi
 from services.quota.ledger import Ledger
 from services.quota.registry import Registry
 from services.quota.store import RedisStore
-from tests.unit.quota.conftest import read_inline
+from tests.unit.quota.conftest import FailingRedis, read_inline
 
 SECRET = b"s" * 32
 TOKEN = "an-admin-token-of-24-chars"
-
-
-class FailingRedis(RedisDouble):
-    """A Redis that can be away."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_away = False
-
-    async def execute_command(self, *arguments: Any, **options: Any) -> Any:
-        if self.is_away:
-            from redis.exceptions import ConnectionError as RedisConnectionError
-
-            raise RedisConnectionError("away")
-        return await super().execute_command(*arguments, **options)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,13 @@ from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, LimitExceeded, Unavailable
 from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext
-from services.gateway.tenants.quota_outage import GRACE_S, MAX_FAILURES, SILENCE_S, GuardedQuota
+from services.gateway.tenants.quota_outage import (
+    GRACE_S,
+    MAX_FAILURES,
+    NO_KEY,
+    SILENCE_S,
+    GuardedQuota,
+)
 from tests.unit.gateway.fakes import FakeQuota, Fleet, RecordingSink, simulate
 
 CONTEXT = CallContext("r1", 1.0)
@@ -305,3 +312,28 @@ def test_an_answer_that_runs_when_quota_hangs_gets_its_tokens_here() -> None:
         assert now_s() - began_s < 1200 * 0.005
 
     simulate(scenario)
+
+
+def test_a_key_is_looked_up_in_quotas_files_while_its_store_is_away() -> None:
+    async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
+        await guarded.probe(0.5)
+        quota.principal.is_from_files = True
+        quota.failure = Unavailable("down", reason="quota_unavailable")
+        for _ in range(MAX_FAILURES):
+            with pytest.raises(Unavailable):
+                await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+        await asyncio.sleep(GRACE_S)
+        by_files, quota.failure = quota.principal, None
+
+        async def authenticate(digest: bytes, context: CallContext) -> Any:
+            if digest == NO_KEY:
+                raise Unavailable("down", reason="quota_unavailable")
+            return by_files
+
+        quota.authenticate = authenticate  # type: ignore[method-assign]
+        assert (await guarded.authenticate(b"k" * 32, CONTEXT)).tenant == "acme"
+        with pytest.raises(Unavailable):
+            await guarded.authenticate(b"k" * 32, CONTEXT, has_fallback=True)
+        assert guarded.is_open, "the files do not say that the store is back"
+
+    guarding(scenario)
