@@ -245,8 +245,10 @@ async def test_calls_fail_as_unavailable_while_redis_is_gone_and_work_when_it_is
     async with running_service(settings_for(folder, redis.url)) as quota:
         await quota.reserve(reservation(record, "r1"), TERMS)
         redis.kill()
+        by_files = await quota.authenticate(request, TERMS)
+        assert (by_files.key_id, by_files.is_from_files) == (record.key_id, True)
         for method, message in (
-            (quota.authenticate, request),
+            (quota.authenticate, quota_pb2.AuthenticateRequest(key_digest=bytes(32))),
             (quota.reserve, reservation(record, "r2")),
             (quota.settle, settlement(record, "r1")),
         ):
@@ -256,7 +258,7 @@ async def test_calls_fail_as_unavailable_while_redis_is_gone_and_work_when_it_is
         redis.start()
         # No waiting: the first call after its return reconnects and reloads scripts and registry.
         principal = await quota.authenticate(request, TERMS)
-        assert principal.key_id == record.key_id
+        assert (principal.key_id, principal.is_from_files) == (record.key_id, False)
         await quota.reserve(reservation(record, "r2"), TERMS)
         settled = await quota.settle(settlement(record, "r1"), TERMS)
         assert not settled.repeated_settle
