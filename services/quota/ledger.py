@@ -76,9 +76,10 @@ def store_time_ms() -> int:
 class Ledger:
     """The limits, leases and usage records of all tenants.
 
-    Methods raise Unavailable when the store is away. `on_settled` is called with a tenant whose
-    usage records may wait to be archived, `on_workers` with what gateways tell of workers. Without
-    `prices` everything is free. `clock_ms` replaces the store's time in tests and simulations only.
+    Methods raise Unavailable when the store is away; `authenticate` only for keys that no file has.
+    `on_settled` is called with a tenant whose usage records may wait to be archived, `on_workers`
+    with what gateways tell of workers. Without `prices` everything is free. `clock_ms` replaces the
+    store's time in tests and simulations only.
     """
 
     def __init__(

@@ -6,7 +6,8 @@ when Redis came back empty (its marker is gone), and when the last archive's par
 there. A lookup that misses checks for these before it refuses, so a key works as soon as it is
 created. A revoked key stays revoked, whatever a file says that lags (revocations.py). Another
 server under the same address, a promoted replica for one, may hold older keys although it has the
-marker: it is loaded, too.
+marker: it is loaded, too. While Redis does not answer, keys are looked up in the files
+(file_keys.py).
 Knows nothing of the limits' meaning; `baton.wire.key_registry` owns the formats.
 """
 

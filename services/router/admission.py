@@ -2,7 +2,8 @@
 
 Builds WatchAdmission's messages from the fleet and the queues; decides nothing. A message names the
 workers that have changed since the one before, or all of them when a worker came or left. Whether a
-worker is ready is told at once, its load every LOAD_S: no gateway decides by it.
+worker is ready is told at once, its load every LOAD_S: no gateway decides by it. When nothing is
+new, nothing is told but a sign of life every QUIET_S.
 """
 
 import asyncio
