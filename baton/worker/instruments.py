@@ -191,4 +191,5 @@ PREFILL_SERIES: Series = {
     HANDOFF_TRANSFERS: [("sent", outcome) for outcome in TransferOutcome],
     HANDOFF_DROPPED_FRAMES: [(cause,) for cause in DropCause],
     HANDOFF_LINKS: _BY_TRANSPORT,
+    DECODE_DISCONNECTED_GATEWAYS: [("resumed",), ("expired",)],
 }

@@ -149,6 +149,7 @@ def _register_message(
         block_bytes=info.kv_spec.row_bytes,
         software_version=_software_version(),
         zone=zone,
+        stands_in=role == router_pb2.WORKER_ROLE_PREFILL,
         engine=info.engine,
         unsupported=[*info.unsupported, *(() if info.pooling is not None else ("embeddings",))],
     )

@@ -1,29 +1,16 @@
-"""The decode worker's domain: takes gateway streams, owns the links to prefill workers, drains.
+"""The decode worker's domain: serves gateways, and drains.
 
 Knows no grpc and no torch; streams, dialling, clock and randomness are passed in.
 """
 
-import asyncio
 from collections.abc import Coroutine, Iterable, Iterator
 
-from baton.engine.protocol.messages import StepEvents
-from baton.runtime import logs
-from baton.runtime.shared_stream import StreamLost
 from baton.system.violation import Violation
-from baton.wire import failures
-from baton.wire.protocol import PROTOCOL_VERSION, agree
-from baton.wire.v1 import worker_pb2
 from baton.worker.deps import WorkerDeps
 from baton.worker.front import WorkerFront
-from services.decode_worker.gateway_link import GatewayStream, LinkKey
-from services.decode_worker.gateway_session import GatewaySession
+from services.decode_worker.gateway_link import GatewayStream
+from services.decode_worker.gateways import Gateways
 from services.decode_worker.prefill_hello import Dial
-from services.decode_worker.prefill_links import PrefillLinks
-
-MAX_SESSIONS = 256
-MAX_ATTEMPTS = 4096
-
-_log = logs.get("decode_worker")
 
 
 class DecodeFront(WorkerFront):
@@ -31,125 +18,49 @@ class DecodeFront(WorkerFront):
 
     def __init__(self, deps: WorkerDeps, dial: Dial) -> None:
         super().__init__(deps)
-        self._links = PrefillLinks(deps, dial)
-        self._sessions: dict[LinkKey, GatewaySession] = {}
-        self._session_changed = asyncio.Event()
-        deps.dispatcher.observe(self._end_of_step)
+        self._gateways = Gateways(deps, dial, self.check_admission)
 
     @property
     def num_attempts(self) -> int:
-        return sum(session.num_attempts for session in self._sessions.values())
+        return self._gateways.num_attempts
 
     async def serve(self, stream: GatewayStream) -> None:
         """Serve one connection of a gateway until it ends."""
-        try:
-            first = await stream.read()
-            if first is not None and first.WhichOneof("frame") == "hello":
-                await self._answer(stream, first.hello)
-        except StreamLost:
-            return
-        await stream.close()
+        await self._gateways.serve(stream)
 
     async def drain(self, limit_s: float) -> None:
-        go_away = {"deadline_ms": round(limit_s * 1000)}
-        for session in self._sessions.values():
-            session.link.send(worker_pb2.WorkerFrame(go_away=go_away))
+        self._gateways.go_away(limit_s)
         await super().drain(limit_s)
-        await self._links.close("draining")
-
-    def check_admission(self) -> None:
-        super().check_admission()
-        if self.num_attempts >= MAX_ATTEMPTS:
-            raise failures.Overloaded(f"{MAX_ATTEMPTS} attempts are open already")
+        await self._gateways.close_links("draining")
 
     def check_integrity(self) -> None:
         """Asserts that sequences and transfers belong to open attempts, and to nothing else."""
         if self.num_attempts == 0:
             assert self._deps.dispatcher.num_open == 0
-            assert self._links.num_transfers == 0
+            assert self._gateways.num_transfers == 0
 
     def violations(self) -> Iterator[Violation]:
         """Sequences and transfers that no attempt owns, and attempts that cannot end."""
-        owners = {rid for each in self._sessions.values() for rid in each.open_request_ids()}
-        sequences = dict(self._deps.dispatcher.open_sequences())
-        for seq_id, request_id in sequences.items():
+        owners = self._gateways.open_request_ids()
+        for seq_id, request_id in self._deps.dispatcher.open_sequences():
             if request_id not in owners:
                 yield Violation("sequence_without_attempt", request_id, f"sequence {seq_id}")
-        for request_id in self._links.open_request_ids():
-            if request_id not in owners:
-                yield Violation("transfer_without_attempt", request_id, "")
-        for request_id in owners.difference(sequences.values()):
-            yield Violation("attempt_without_sequence", request_id, "nothing will end it")
+        yield from self._gateways.violations()
 
     def _background_tasks(self) -> Iterable[Coroutine[None, None, None]]:
-        return self._links.run(), self._deps.grammar_gate.run()
+        return self._gateways.background_tasks()
 
     def _core_stalled(self) -> None:
-        self._fail_all(failures.Unavailable("the engine core stands still", reason="worker_lost"))
+        self._gateways.core_stalled()
 
     def _core_died(self, suspect_request_ids: tuple[str, ...]) -> None:
-        frame = {"suspect_request_ids": suspect_request_ids}
-        for session in self._sessions.values():
-            session.link.send(worker_pb2.WorkerFrame(core_died=frame))
-        self._fail_all(failures.Unavailable("the engine core died", reason="worker_lost"))
+        self._gateways.core_died(suspect_request_ids)
 
     async def _wait_until_idle(self) -> None:
-        while any(session.is_busy for session in self._sessions.values()):
-            self._session_changed.clear()
-            await self._session_changed.wait()
+        await self._gateways.wait_until_idle()
 
     def _drain_cut_short(self) -> None:
-        _log.warning("drain_cut_short", num_attempts=self.num_attempts)
-        self._fail_all(failures.Unavailable("this worker is draining", reason="draining"))
+        self._gateways.drain_cut_short()
 
     async def _finish_streams(self, reason: str) -> None:
-        async with asyncio.TaskGroup() as group:
-            for session in self._sessions.values():
-                group.create_task(session.link.finish(reason))
-
-    def _fail_all(self, error: failures.BatonError) -> None:
-        for session in list(self._sessions.values()):
-            session.fail_all(error)
-
-    def _changed(self, session: GatewaySession) -> None:
-        key = session.link.key
-        if session.link.is_over and self._sessions.get(key) is session:
-            del self._sessions[key]
-        self._session_changed.set()
-
-    async def _answer(self, stream: GatewayStream, hello: worker_pb2.GatewayHello) -> None:
-        deps = self._deps
-        answer = worker_pb2.WorkerHello(
-            protocol=PROTOCOL_VERSION,
-            worker_id=deps.worker_id,
-            boot_epoch=deps.boot_epoch,
-            model_fp=deps.dispatcher.info.model_fp,
-            suspect_request_ids=deps.last_suspects,
-        )
-        try:
-            await self._session_of(hello).link.serve(stream, hello, answer)
-        except failures.BatonError as error:
-            _log.warning("gateway_refused", gateway=hello.gateway_id, detail=error.message)
-            await stream.write(worker_pb2.WorkerFrame(hello=answer))
-            await stream.write(worker_pb2.WorkerFrame(bye={"reason": error.message}))
-
-    def _session_of(self, hello: worker_pb2.GatewayHello) -> GatewaySession:
-        """The session of the link that a hello begins or resumes. Raises BatonError."""
-        agree(hello.protocol, peer=hello.gateway_id, own=self._deps.worker_id)
-        key = (hello.gateway_id, hello.link)
-        session = self._sessions.get(key)
-        if hello.HasField("num_received"):
-            if session is None:
-                raise failures.Unavailable("there is nothing to resume", reason="worker_lost")
-            return session
-        if session is not None:
-            session.link.abandon()
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise failures.Overloaded(f"{MAX_SESSIONS} gateways are connected already")
-        session = GatewaySession(self._deps, self._links, key, self.check_admission, self._changed)
-        self._sessions[key] = session
-        return session
-
-    def _end_of_step(self, events: StepEvents) -> None:
-        for session in self._sessions.values():
-            session.end_of_step(events.step)
+        await self._gateways.finish_streams(reason)

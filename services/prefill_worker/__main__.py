@@ -5,19 +5,20 @@ import grpc
 from baton.handoff.transports import handoff_method
 from baton.runtime import environment
 from baton.runtime.process import Process, run
-from baton.wire.v1 import router_pb2
+from baton.wire.v1 import router_pb2, worker_pb2_grpc
 from baton.worker import instruments
 from baton.worker.program import serve_worker
 from baton.worker.settings import ENVIRONMENT_PREFIX, Settings
 from services.prefill_worker.front import PrefillFront
-from services.prefill_worker.servicer import PrefillWorkerServicer
+from services.prefill_worker.servicer import GatewaysServicer, PrefillWorkerServicer
 
 
 class PrefillProgram(PrefillFront):
-    """The front with its gRPC service."""
+    """The front with its gRPC services."""
 
     def register(self, server: grpc.aio.Server) -> None:
         handoff_method.add_to_server(PrefillWorkerServicer(self), server)
+        worker_pb2_grpc.add_DecodeWorkerServicer_to_server(GatewaysServicer(self), server)
 
 
 def main() -> None:

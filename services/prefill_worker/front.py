@@ -1,7 +1,9 @@
 """The prefill worker's domain: takes handoff streams, checks the peer, keeps leases, drains.
 
 Decode drives (decision 0014): this side computes what it is asked for, holds the blocks until the
-peer is done, and frees them by itself when the peer stops renewing. Knows no grpc and no torch.
+peer is done, and frees them by itself when the peer stops renewing. While no decode worker is
+ready, routers send it whole requests, and it serves gateways, too (decision 0104). Knows no grpc
+and no torch.
 """
 
 import asyncio
@@ -18,6 +20,9 @@ from baton.worker import instruments
 from baton.worker.deps import WorkerDeps
 from baton.worker.front import WorkerFront
 from baton.worker.handoff_hello import check_hello, make_hello
+from services.decode_worker.gateway_link import GatewayStream
+from services.decode_worker.gateways import Gateways
+from services.decode_worker.prefill_hello import HandoffStream
 from services.prefill_worker.decode_session import DecodeSession
 from services.prefill_worker.open_transfers import OpenTransfers
 
@@ -31,6 +36,7 @@ class PrefillFront(WorkerFront):
 
     def __init__(self, deps: WorkerDeps) -> None:
         super().__init__(deps)
+        self._gateways = Gateways(deps, _dial_nobody, self.check_admission)
         self._transfers = OpenTransfers(deps.clock, self.check_admission)
         self._sessions: dict[DecodeSession, None] = {}
 
@@ -54,14 +60,25 @@ class PrefillFront(WorkerFront):
         finally:
             self._sessions.pop(session, None)
 
+    async def serve_gateway(self, stream: GatewayStream) -> None:
+        """Serve one connection of a gateway until it ends."""
+        await self._gateways.serve(stream)
+
+    async def drain(self, limit_s: float) -> None:
+        self._gateways.go_away(limit_s)
+        await super().drain(limit_s)
+
     def check_integrity(self) -> None:
-        """Asserts that every transfer has one lease, and every sequence a transfer."""
+        """Asserts that every transfer has a lease, and every sequence a transfer or an attempt."""
         self._transfers.check_integrity()
-        num_seqs = sum(len(transfer.seq_ids) for transfer in self._transfers)
-        assert self._deps.dispatcher.num_open == num_seqs
+        owned = {seq_id for transfer in self._transfers for seq_id in transfer.seq_ids}
+        attempts = self._gateways.open_request_ids()
+        for seq_id, request_id in self._deps.dispatcher.open_sequences():
+            assert seq_id in owned or request_id in attempts, f"sequence {seq_id} of {request_id}"
 
     def violations(self) -> Iterator[Violation]:
-        """Transfers without a lease or a live peer, and sequences without a transfer."""
+        """Transfers without a lease or a live peer, sequences that belong to no transfer and no
+        attempt, and attempts that cannot end."""
         served = {transfer for session in self._sessions for transfer in session.transfers}
         for transfer in self._transfers:
             if transfer not in served:
@@ -70,19 +87,23 @@ class PrefillFront(WorkerFront):
             if not transfer.is_over and not self._transfers.has_lease(transfer):
                 yield Violation("transfer_without_lease", transfer.request_id, "")
         owned = {seq_id for transfer in self._transfers for seq_id in transfer.seq_ids}
+        attempts = self._gateways.open_request_ids()
         for seq_id, request_id in self._deps.dispatcher.open_sequences():
-            if seq_id not in owned:
+            if seq_id not in owned and request_id not in attempts:
                 yield Violation("sequence_without_transfer", request_id, f"sequence {seq_id}")
+        yield from self._gateways.violations()
 
     def _background_tasks(self) -> Iterable[Coroutine[None, None, None]]:
-        return (self._transfers.sweep(),)
+        return self._transfers.sweep(), *self._gateways.background_tasks()
 
     def _core_stalled(self) -> None:
+        self._gateways.core_stalled()
         error = failures.Unavailable("the prefill core stands still", reason="handoff_failed")
         for transfer in self._transfers:
             transfer.fail(error)
 
     def _core_died(self, suspect_request_ids: tuple[str, ...]) -> None:
+        self._gateways.core_died(suspect_request_ids)
         for transfer in self._transfers:
             error = failures.Unavailable(
                 "the prefill core died",
@@ -93,13 +114,17 @@ class PrefillFront(WorkerFront):
 
     async def _wait_until_idle(self) -> None:
         await self._transfers.wait_until_empty()
+        await self._gateways.wait_until_idle()
 
     def _drain_cut_short(self) -> None:
-        """Log the open transfers; they end with their streams."""
+        """Log the open transfers, which end with their streams, and fail the open attempts."""
         _log.warning("drain_cut_short", num_transfers=self.num_transfers)
+        if self._gateways.num_attempts:
+            self._gateways.drain_cut_short()
 
     async def _finish_streams(self, reason: str) -> None:
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._gateways.finish_streams(reason))
             for session in self._sessions:
                 group.create_task(session.finish(reason))
 
@@ -133,3 +158,8 @@ class PrefillFront(WorkerFront):
             raise failures.Incompatible(f"tp_size {hello.tp_size} != 1 here")
         if len(self._sessions) >= MAX_SESSIONS:
             raise failures.Overloaded(f"{MAX_SESSIONS} decode workers are connected already")
+
+
+async def _dial_nobody(endpoint: str) -> HandoffStream:
+    """A prefill worker prefills the prompts of its own attempts."""
+    raise StreamLost(f"{endpoint} is not called from a prefill worker")

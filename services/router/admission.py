@@ -71,10 +71,12 @@ class AdmissionView:
             state.max_model_len = model.max_model_len
             state.vocab_size = model.vocab_size
             state.eos_token_ids.extend(model.eos_token_ids)
-            decodes = [w.registration for w in self._fleet.of_model(model_fp, DECODE)]
-            state.engines.extend(sorted({each.engine for each in decodes}))
-            if decodes:
-                lacking = frozenset.intersection(*(each.unsupported for each in decodes))
+            # Where no decode worker is known, prefill workers stand in.
+            pool = self._fleet.of_model(model_fp, DECODE) or self._fleet.of_model(model_fp, PREFILL)
+            registered = [worker.registration for worker in pool]
+            state.engines.extend(sorted({each.engine for each in registered}))
+            if registered:
+                lacking = frozenset.intersection(*(each.unsupported for each in registered))
                 state.unsupported.extend(sorted(lacking))
             state.workers.extend(self._worker_state(worker) for worker in self._workers(model_fp))
             view.models.append(state)
@@ -168,6 +170,7 @@ class AdmissionView:
             ready=self._fleet.has_met_all() and self._fleet.is_fit(worker),
             ejected=worker.health.state is HealthState.EJECTED,
             draining=worker.draining,
+            stands_in=worker.registration.stands_in,
             num_running=worker.load.num_running,
             num_waiting=worker.load.num_waiting,
             kv_usage=1 - worker.load.num_blocks_free / worker.registration.num_blocks,

@@ -27,6 +27,7 @@ from tests.chart.rendered import (
 # Over addresses that the router tells.
 TOLD_BY_THE_ROUTER = {
     ("gateway", "decode", 7000),
+    ("gateway", "prefill", 7000),  # they stand in for a decode pool that is gone
     ("decode", "prefill", 7000),
     ("tokenizer", "decode", 7000),
     ("tokenizer", "prefill", 7000),

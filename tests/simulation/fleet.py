@@ -557,8 +557,11 @@ class Fleet:
         if endpoint not in self.workers:
             raise StreamLost("connection refused")
         worker = self.workers[endpoint]
+        front = worker.front
         ours, theirs = self.network.connect(caller, endpoint, kind)
-        self._serve(worker.tasks, worker.front.serve(theirs), theirs)
+        stands_in = kind == "attempts" and isinstance(front, PrefillFront)
+        serve = front.serve_gateway if stands_in else front.serve
+        self._serve(worker.tasks, serve(theirs), theirs)
         return ours
 
     def _dial_reports(self, router: str, endpoint: str) -> VirtualStream:

@@ -13,7 +13,7 @@ from tests.simulation.fleet import Answer, Fleet, fleet_of, load_sim_model
 SHORT, LONG = 100, 1500
 NUM_EACH = 12
 CAP_S = 4.0
-DRAINED = "sim:2"  # of one prefill and two decode workers
+PREFILL, DRAINED = "sim:1", "sim:2"  # of one prefill and two decode workers
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_streams_that_a_draining_worker_would_cut_move_early_and_a_few_at_a_time
     run_virtual(scenario(), clock)
 
 
-def test_streams_stay_to_the_end_where_no_other_worker_would_take_them(
+def test_streams_that_would_be_cut_go_to_a_prefill_worker_where_no_decode_worker_is_left(
     model: ServedModel,
 ) -> None:
     clock = VirtualClock()
@@ -72,9 +72,35 @@ def test_streams_stay_to_the_end_where_no_other_worker_would_take_them(
                 tasks.create_task(ask(fleet, 1, 600))
                 await asyncio.sleep(0.3)
                 began_s = clock.now()
+                await fleet.drain(DRAINED, cap_s=1.0)
+                assert clock.now() - began_s < 0.5, "it was cut"
+            assert fleet.local_router.picks[-1].decode.endpoint == PREFILL
+            (record,) = fleet.quota.settled
+            assert (record.num_attempts, record.num_wasted_tokens) == (2, 0)
+            await fleet.quiet()
+
+    run_virtual(scenario(), clock)
+
+
+def test_streams_stay_to_the_end_where_no_other_worker_would_take_them(
+    model: ServedModel,
+) -> None:
+    clock = VirtualClock()
+
+    async def scenario() -> None:
+        sizes = {"num_prefill": 1, "num_decode": 1, "num_blocks": 512}
+        async with fleet_of(1, clock, model, **sizes) as fleet:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ask(fleet, 1, 600))
+                await asyncio.sleep(0.3)
+                # Else it would stand in.
+                prefill = fleet.kill_process(PREFILL)
+                await asyncio.sleep(0.1)
+                began_s = clock.now()
                 worker = await fleet.drain(DRAINED, cap_s=1.0)
                 assert clock.now() - began_s == pytest.approx(1.0, abs=0.1)
                 fleet.start_worker(worker.name, DRAINED)
+                fleet.start_worker(prefill.name, PREFILL)
             (record,) = fleet.quota.settled
             assert record.num_attempts == 2
             await fleet.quiet()

@@ -338,7 +338,7 @@ class AdapterList(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[_Union[_router_pb2.Adapter, _Mapping]]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("protocol", "worker_id", "boot_epoch", "role", "model_fp", "model_name", "model_revision", "kv_spec_digest", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "transports", "vocab_size", "eos_token_ids", "block_bytes", "software_version", "zone", "engine", "unsupported")
+    __slots__ = ("protocol", "worker_id", "boot_epoch", "role", "model_fp", "model_name", "model_revision", "kv_spec_digest", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "transports", "vocab_size", "eos_token_ids", "block_bytes", "software_version", "zone", "engine", "unsupported", "stands_in")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +359,7 @@ class Register(_message.Message):
     ZONE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    STANDS_IN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     boot_epoch: int
@@ -379,7 +380,8 @@ class Register(_message.Message):
     zone: str
     engine: str
     unsupported: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., role: _Optional[_Union[_router_pb2.WorkerRole, str]] = ..., model_fp: _Optional[str] = ..., model_name: _Optional[str] = ..., model_revision: _Optional[str] = ..., kv_spec_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ..., engine: _Optional[str] = ..., unsupported: _Optional[_Iterable[str]] = ...) -> None: ...
+    stands_in: bool
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., role: _Optional[_Union[_router_pb2.WorkerRole, str]] = ..., model_fp: _Optional[str] = ..., model_name: _Optional[str] = ..., model_revision: _Optional[str] = ..., kv_spec_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ..., engine: _Optional[str] = ..., unsupported: _Optional[_Iterable[str]] = ..., stands_in: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("step_counter", "num_running", "num_waiting", "num_blocks_total", "num_blocks_free", "num_blocks_promised", "num_queued_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "handoff_bytes_per_s", "accepted_request_ids", "stalled", "chunk_tokens", "handoff_s", "far_handoffs", "totals", "step_wait_s")

@@ -17,6 +17,7 @@ from typing import TypeVar
 from baton.system.clock import Clock
 from baton.wire.failures import ModelNotFound, Unavailable, did_you_mean, quoted
 from baton.wire.v1 import router_pb2
+from services.gateway.routing.ready_workers import ready_to_decode
 
 MAX_MODELS = 1000
 # A name that no router has named for so long was taken away. Routers remember a pool without
@@ -55,7 +56,7 @@ class ServedModel:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
-    num_ready_decode: int = field(compare=False)
+    num_ready: int = field(compare=False)
     engines: tuple[str, ...] = ()
     # Parameters that none of its workers serves.
     unsupported: frozenset[str] = frozenset()
@@ -74,8 +75,7 @@ class ServedModel:
     @classmethod
     def all_of(cls, state: router_pb2.ModelState) -> "list[ServedModel]":
         """The model, and each of its adapters: to clients that is a model, too."""
-        decodes = [w for w in state.workers if w.role == router_pb2.WORKER_ROLE_DECODE]
-        ready = [w for w in decodes if w.ready and not w.draining]
+        ready = ready_to_decode(state)
         model = cls(
             model_fp=state.model_fp,
             name=state.name,
@@ -84,17 +84,18 @@ class ServedModel:
             max_model_len=state.max_model_len,
             vocab_size=state.vocab_size,
             eos_token_ids=frozenset(state.eos_token_ids),
-            num_ready_decode=len(ready),
+            num_ready=len(ready),
             engines=tuple(state.engines),
             unsupported=frozenset(state.unsupported),
         )
         known = Counter((a.name, a.fingerprint) for worker in ready for a in worker.adapters)
-        for worker in decodes:
-            known.update({(a.name, a.fingerprint): 0 for a in worker.adapters})
+        for worker in state.workers:
+            if worker.role == router_pb2.WORKER_ROLE_DECODE:
+                known.update({(a.name, a.fingerprint): 0 for a in worker.adapters})
         return [
             model,
             *(
-                replace(model, name=name, base=model.name, adapter=adapter, num_ready_decode=number)
+                replace(model, name=name, base=model.name, adapter=adapter, num_ready=number)
                 for (name, adapter), number in known.items()
             ),
         ]
@@ -180,14 +181,14 @@ class ModelDirectory:
         if len(models) > 1:
             # One that has just come may have no tokenizer yet, or never get one.
             models = [each for each in models if self.has_tokenizer(each.model_fp)] or models
-        return self._drawn(models, [model.num_ready_decode or 1 for model in models])
+        return self._drawn(models, [model.num_ready or 1 for model in models])
 
     def successor(self, model: ServedModel) -> ServedModel | None:
         """Another model of the same name with ready workers, for requests that this one's workers
         left behind."""
         ready = [each for each in self._ready(model.name) if each.model_fp != model.model_fp]
         known = [each for each in ready if self.has_tokenizer(each.model_fp)] or ready
-        return self._drawn(known, [each.num_ready_decode for each in known]) if known else None
+        return self._drawn(known, [each.num_ready for each in known]) if known else None
 
     def contested(self) -> set[str]:
         """The fingerprints that share their name with another one, both with ready workers."""
@@ -236,7 +237,7 @@ class ModelDirectory:
         return min((model.max_model_len for model in self.ready_behind(public_name)), default=0)
 
     def _ready(self, name: str) -> list[ServedModel]:
-        return [model for model in self._by_name.get(name, []) if model.num_ready_decode]
+        return [model for model in self._by_name.get(name, []) if model.num_ready]
 
     def _coming_back(self, name: str) -> list[ServedModel]:
         """The models of a name that had a ready worker a moment ago."""

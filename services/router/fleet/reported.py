@@ -69,6 +69,8 @@ class Registration:
     engine: str = ""
     # Parameters that it does not serve.
     unsupported: frozenset[str] = frozenset()
+    # A prefill worker that serves gateways, too.
+    stands_in: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ def registration_of(message: worker_pb2.Register) -> Registration:
         zone=message.zone[:MAX_ZONE_CHARS],
         engine=message.engine[:MAX_ENGINE_CHARS],
         unsupported=frozenset(message.unsupported),
+        stands_in=message.stands_in and message.role == PREFILL,
     )
 
 

@@ -15,7 +15,6 @@ from baton.system.clock import Clock
 from services.router.fleet.columns import Column, PoolColumns, depths_of
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.prefix_index import PrefixIndex
-from services.router.fleet.reported import DECODE, PREFILL
 from services.router.fleet.speeds import Speeds
 from services.router.fleet.views import NO_OTHERS, Demand, Others, Policy
 from services.router.fleet.worker import Worker
@@ -61,16 +60,18 @@ class LargePools:
     def shorten(
         self,
         model_fp: str,
+        roles: tuple[int, int],
         demand: Demand,
         prompt: CachedPrompt,
         kept_away: Collection[str],
     ) -> ShortPools | None:
         """Return the workers to look at; None when all of them should be.
 
-        The workers `kept_away` must not get the request.
+        `roles` are of those that decode and of those that prefill for them. The workers `kept_away`
+        must not get the request.
         """
-        pools = [self._fleet.of_model(model_fp, role) for role in (DECODE, PREFILL)]
-        decodes, prefills = (self._fleet.columns(model_fp, role) for role in (DECODE, PREFILL))
+        pools = [self._fleet.of_model(model_fp, role) for role in roles]
+        decodes, prefills = (self._fleet.columns(model_fp, role) for role in roles)
         if decodes is None or not _have_one_shape(decodes, prefills):
             return None
         cached = self._cached_blocks(prompt, decodes, prefills)

@@ -13,6 +13,7 @@ from baton.wire.failures import InvalidRequest, ModelNotFound, Overloaded, Unava
 from baton.wire.pick_reasons import text_of
 from baton.wire.v1 import router_pb2
 from services.router import instruments
+from services.router.fleet import stand_ins
 from services.router.fleet.report_intake import ReportIntake
 from services.router.fleet.reported import DECODE, PREFILL
 from services.router.fleet.views import Demand, Policy, PrefillMode, Unfit, WorkerView
@@ -144,7 +145,8 @@ class Selector:
     def _lacks_prefill(self, request: PickRequest, picked: Pick, leaves_room: bool) -> bool:
         """Return whether the prompt waits here rather than in a worker's queue. That of a stream
         which has begun goes before all."""
-        computing, role = picked.prefill or picked.decode, PREFILL if picked.prefill else DECODE
+        computing = picked.prefill or picked.decode
+        role = self._fleet.find(computing.worker_id).registration.role
         most_s = prefill_backlog.SHARED_BACKLOG_S if leaves_room else prefill_backlog.BACKLOG_S
         most_tokens = most_s * computing.speed.prefill_tokens_per_s
         if request.has_begun or not computing.speed.is_measured:
@@ -210,12 +212,14 @@ class Selector:
         self, request: PickRequest, reserved: str | None, is_quiet: bool = False
     ) -> Pick | NoPick:
         """Pick a pair for the request, which must not take the `reserved` decode worker."""
-        decodes = self._fleet.of_model(request.model_fp, DECODE)
-        prefills = self._fleet.of_model(request.model_fp, PREFILL)
         isolated = self._fleet.is_isolated()
+        stand_in = stand_ins.are_needed(self._fleet, request.model_fp, isolated=isolated)
+        decode_role = PREFILL if stand_in else DECODE
+        decodes = self._fleet.of_model(request.model_fp, decode_role)
+        prefills = self._fleet.of_model(request.model_fp, PREFILL)
         able = engines.with_adapter(prefills, request) if request.adapter else prefills
         mode, max_local_tokens = self._prefill_mode(able, isolated)
-        if request.local_prefill:
+        if request.local_prefill or stand_in:
             mode, max_local_tokens = PrefillMode.LOCAL, None
         demand = Demand(
             request.num_prompt_tokens,
@@ -227,12 +231,15 @@ class Selector:
             is_quiet=is_quiet,
         )
         kept_away = self._kept_away(request, reserved)
+        if stand_in:
+            kept_away |= stand_ins.unable(self._fleet, request.model_fp)
         prompt = self._cached_prompt(request)
         pools = None
         if not isolated and max(len(decodes), len(prefills)) > MAX_PLAIN:
-            pools = self._large_pools.shorten(request.model_fp, demand, prompt, kept_away)
+            roles = (decode_role, PREFILL)
+            pools = self._large_pools.shorten(request.model_fp, roles, demand, prompt, kept_away)
         if pools is None:
-            pools = self._whole_pools(request, prompt)
+            pools = self._whole_pools(request, prompt, decode_role)
         return pick(
             demand._replace(others=pools.others),
             self._views(request, pools.decodes, isolated, kept_away),
@@ -248,8 +255,10 @@ class Selector:
             coming = self._on_the_way.match(request.hashes, block_size)
         return CachedPrompt(request.hashes, self._intake.index(request.model_fp), coming)
 
-    def _whole_pools(self, request: PickRequest, prompt: CachedPrompt) -> ShortPools:
-        """All workers of the model."""
+    def _whole_pools(
+        self, request: PickRequest, prompt: CachedPrompt, decode_role: int
+    ) -> ShortPools:
+        """All workers of the model; those of `decode_role` decode."""
         cached_blocks = prompt.prefix_index.match(prompt.hashes)
         for endpoint, num_blocks in prompt.coming.items():
             cached_blocks[endpoint] = max(num_blocks, cached_blocks.get(endpoint, 0))
@@ -259,7 +268,7 @@ class Selector:
             cached = [cached_blocks.get(worker.endpoint, 0) for worker in workers]
             return ShortPool(workers, cached, self._fleet.speeds(request.model_fp, role))
 
-        return ShortPools(pool(DECODE), pool(PREFILL))
+        return ShortPools(pool(decode_role), pool(PREFILL))
 
     def _kept_away(self, request: PickRequest, reserved: str | None) -> dict[str, Unfit]:
         """The workers that this request must not get, whatever their state is."""

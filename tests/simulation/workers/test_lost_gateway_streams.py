@@ -82,7 +82,7 @@ async def test_a_link_that_could_not_keep_a_notice_is_not_resumed() -> None:
     async with fleet() as f:
         answer = await f.gateway.submit(PROMPT, max_tokens=500)
         await answer.first_token()
-        (session,) = f.decode.front._sessions.values()
+        (session,) = f.decode.front._gateways._sessions.values()
         for _ in range(MAX_NOTICES + 1):
             session.link.send(worker_pb2.WorkerFrame(go_away={}))
         await f.gateway.has_ended.wait()

@@ -145,7 +145,7 @@ def answer_id(answer: Answer) -> str:
 @virtual
 async def test_the_next_life_of_a_worker_names_those_that_ran_when_it_died() -> None:
     async with fleet() as f:
-        front = f.decode.front
-        front._deps = replace(front._deps, last_suspects=("r1", "r2"))
+        gateways = f.decode.front._gateways
+        gateways._deps = replace(gateways._deps, last_suspects=("r1", "r2"))
         hello = await FakeGateway(f.dial_decode(), "gateway-9").hello()
         assert list(hello.suspect_request_ids) == ["r1", "r2"]

@@ -31,7 +31,7 @@ async def test_a_sequence_without_an_attempt_is_told_with_its_request() -> None:
     async with fleet() as f:
         answer = await f.gateway.submit(PROMPT, max_tokens=500, request_id="r-lost")
         await answer.first_token()
-        (session,) = f.decode.front._sessions.values()
+        (session,) = f.decode.front._gateways._sessions.values()
         session.open_request_ids = lambda: iter(())
         before = instruments.AUDIT_VIOLATIONS.labels("sequence_without_attempt")._value.get()
         assert ("sequence_without_attempt", "r-lost") in found(f)
@@ -52,7 +52,7 @@ async def test_an_attempt_that_nothing_will_end_is_told() -> None:
         hidden, dispatcher._request_ids = dispatcher._request_ids, {}
         assert ("attempt_without_sequence", "r-stuck") in found(f)
         dispatcher._request_ids = hidden
-        (session,) = f.decode.front._sessions.values()
+        (session,) = f.decode.front._gateways._sessions.values()
         session.fail_all(failures.Cancelled("over"))
         await f.settle(1)
 

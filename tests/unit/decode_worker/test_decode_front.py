@@ -13,7 +13,8 @@ from baton.testing.virtual_clock import VirtualClock, virtual
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2
 from baton.worker.core_watch import TICK_S
-from services.decode_worker.front import MAX_ATTEMPTS, MAX_SESSIONS, DecodeFront
+from services.decode_worker.front import DecodeFront
+from services.decode_worker.gateways import MAX_ATTEMPTS, MAX_SESSIONS
 from tests.unit.decode_worker.conftest import Gateway, worker
 from tests.unit.worker.scripted_core import MODEL_FP, ScriptedCore, scripted_parts, turns
 
@@ -207,7 +208,7 @@ async def test_a_drain_that_takes_too_long_fails_what_still_runs() -> None:
 
 @virtual
 async def test_a_full_worker_refuses_one_attempt_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.decode_worker.front.MAX_ATTEMPTS", 3)
+    monkeypatch.setattr("services.decode_worker.gateways.MAX_ATTEMPTS", 3)
     assert MAX_ATTEMPTS > 3
     async with worker() as w:
         gateway = await w.gateway()

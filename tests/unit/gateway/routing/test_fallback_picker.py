@@ -49,6 +49,14 @@ def test_only_decode_workers_that_were_ready_are_asked() -> None:
     assert picks(view_of({"a": 9, "b": 0, "c": 0, "d": 0}, **states)) == {"a"}
 
 
+def test_prefill_workers_that_stand_in_are_asked_when_no_decode_worker_was_ready() -> None:
+    states = {"a": {"ready": False}, "b": {"role": PREFILL, "stands_in": True}}
+    old = {"c": {"role": PREFILL}}
+    assert picks(view_of({"a": 0, "b": 3, "c": 0}, **states, **old)) == {"b"}
+    states["a"] = {}
+    assert picks(view_of({"a": 0, "b": 3, "c": 0}, **states, **old)) == {"a"}
+
+
 def test_those_that_failed_or_whose_link_is_closed_come_last() -> None:
     view = view_of({"a": 0, "b": None, "c": 7})
     assert picks(view, exclude_worker_ids=["a"]) == {"c"}

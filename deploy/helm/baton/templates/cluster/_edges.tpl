@@ -11,6 +11,8 @@ container's; without it, all ports. `from` and `to` are components; `dns`, `api`
 - {from: gateway, to: tokenizer, port: 7000}
 - {from: gateway, to: router, port: 7000}
 - {from: gateway, to: decode, port: 7000}
+# Prefill workers stand in for a decode pool that is gone.
+- {from: gateway, to: prefill, port: 7000}
 - {from: tokenizer, to: router, port: 7000}
 - {from: tokenizer, to: decode, port: 7000}
 - {from: tokenizer, to: prefill, port: 7000}
