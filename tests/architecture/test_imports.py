@@ -33,7 +33,9 @@ def test_a_service_process_exports_no_metric_of_another(service: str) -> None:
 
 
 def test_a_download_of_a_model_loads_no_torch() -> None:
-    assert not loaded_by("import baton.worker.download").intersection(HEAVY)
+    sources = "import baton.worker.download.hub, baton.worker.download.store"
+    program = "import baton.worker.download.__main__"
+    assert not loaded_by(f"{program}; {sources}").intersection(HEAVY)
 
 
 def test_no_unit_test_loads_torch() -> None:

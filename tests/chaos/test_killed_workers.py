@@ -72,6 +72,11 @@ def kill_under_load(target: Target, role: str, number: int, *, core: bool) -> fl
     return max(answer.stall_s for answer in answers)
 
 
+def num_tokens_of_prefill(target: Target) -> float:
+    """Output tokens that prefill workers have written."""
+    return sum(target.counts("prefill", "vllm:generation_tokens_total").values())
+
+
 def test_streams_survive_the_death_of_their_decode_worker(target: Target, trials: Trials) -> None:
     kill = partial(kill_under_load, target, "decode", core=False)
     trials.run("kill -9 decode worker", 200, kill, max_p95_s=MAX_STALL_P95_S)
@@ -80,6 +85,37 @@ def test_streams_survive_the_death_of_their_decode_worker(target: Target, trials
 def test_streams_survive_the_death_of_their_core(target: Target, trials: Trials) -> None:
     kill = partial(kill_under_load, target, "decode", core=True)
     trials.run("kill -9 decode core", 50, kill, max_p95_s=MAX_STALL_P95_S)
+
+
+def test_streams_go_on_at_prefill_workers_when_every_decode_worker_dies(
+    target: Target, trials: Trials
+) -> None:
+    def trial(number: int) -> float:
+        target.wait_until_whole()
+        wanted = bodies(target)
+        right = [target.right_answer(body) for body in wanted]
+        num_before = num_tokens_of_prefill(target)
+        streams = [target.stream(body) for body in wanted]
+        streams[0].wait_for(target.rng.randint(1, NUM_TOKENS // 2))
+        num_moves = target.num_moves()
+        faults = [target.fault(name) for name in target.replicas("decode")]
+        for fault in faults:
+            fault.kill()
+        for fault in faults:
+            fault.verify()
+        answers = [stream.join() for stream in streams]
+        for body, answer, expected in zip(wanted, answers, right, strict=True):
+            try:
+                assert_same(answer, expected)
+            except AssertionError as error:
+                raise AssertionError(f"{body}: {error}") from error
+        if target.num_moves() == num_moves:
+            raise Missed
+        # Else they write the first token of each choice, and no more.
+        assert num_tokens_of_prefill(target) - num_before > NUM_TOKENS // 2
+        return max(answer.stall_s for answer in answers)
+
+    trials.run("kill -9 every decode worker", 25, trial)
 
 
 def test_a_dying_prefill_worker_costs_a_new_prefill_elsewhere(

@@ -205,6 +205,9 @@ def test_what_users_name_outside_is_reached_at_its_port() -> None:
     }
     objects = render(values)
     assert egress_ports(objects, "download") == {80}
+    model = {"source": {"store": {"url": "s3://models/m"}}, "sizeGiB": 0.5}
+    store = {"env": {"AWS_ENDPOINT_URL": "http://minio:9000"}}
+    assert egress_ports(render({"models": {"m": model}, "hub": store}), "download") == {443, 9000}
     assert egress_ports(objects, "quota") == {6380}
     assert egress_ports(objects, "router") == {16443}
 

@@ -324,6 +324,26 @@ def test_a_download_goes_through_the_proxy_that_it_is_given() -> None:
     assert variable["valueFrom"] == env["X"]
 
 
+def test_a_model_of_a_store_is_downloaded_and_waited_for() -> None:
+    url, secret = "s3://models/llama-8b", {"secretKeyRef": {"name": "my-store", "key": "secret"}}
+    model = {"source": {"store": {"url": url}}, "sizeGiB": 0.01}
+    store = {"AWS_ENDPOINT_URL": "http://minio:9000", "AWS_SECRET_ACCESS_KEY": secret}
+    objects = render({"models": {"baton-demo": None, "m": model}, "hub": {"env": store}})
+    [job] = of_kind(objects, "Job")
+    [claim] = [one["metadata"]["name"] for one in of_kind(objects, "PersistentVolumeClaim")]
+    [container] = pod_of(job)["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "baton.worker.download", url, "/models/m"]
+    assert "args" not in container
+    assert environment(job)["AWS_ENDPOINT_URL"] == "http://minio:9000"
+    told = {one["name"]: one.get("valueFrom") for one in container["env"]}
+    assert told["AWS_SECRET_ACCESS_KEY"] == secret
+    for workload in of_component(objects, "prefill", "decode"):
+        spec = pod_of(workload)["spec"]
+        [volume] = [one for one in spec["volumes"] if one["name"] == "model-m"]
+        assert volume["persistentVolumeClaim"]["claimName"] == claim
+        assert f"the download of {url}" in json.dumps(spec["initContainers"])
+
+
 def test_weights_may_lie_on_the_nodes() -> None:
     source = {"hostPath": {"path": "/data/m"}}
     objects = render({"models": {"baton-demo": None, "m": {"source": source, "sizeGiB": 0.01}}})

@@ -55,6 +55,14 @@ REFUSED = {
         {"hub": {"token": "hf_x"}},
         "secrets are never values.*hub.existingSecret",
     ),
+    "inline key of a store": (
+        {"hub": {"env": {"AWS_SECRET_ACCESS_KEY": "x"}}},
+        "hub.env.AWS_SECRET_ACCESS_KEY: secrets are never values",
+    ),
+    "a folder of no store": (
+        {"models": models(m={"sizeGiB": 1, "source": {"store": {"url": "s3://bucket"}}})},
+        "does not match pattern",
+    ),
     "inline password": (
         {"redis": {"password": "x"}},
         "secrets are never values.*redis.existingSecret",

@@ -12,7 +12,8 @@ from huggingface_hub import constants
 
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.manifest import MANIFEST_FILE, read_manifest
-from baton.worker.download import MARKER, main
+from baton.worker.download.__main__ import main
+from baton.worker.download.fetch import MARKER
 from tests.kit.hub import LARGE_BYTES, Hub
 
 INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}

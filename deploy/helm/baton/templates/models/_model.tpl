@@ -2,7 +2,7 @@
 The files of a model. Every source becomes one folder, /models/<id>, mounted read-only into the
 model's workers; a worker knows nothing of hubs, and tokenizers have what they need from workers.
 
-A hub model is downloaded by one Job per model and storage name into one claim. Pods that mount the
+A model of a hub or a store is downloaded by one Job per model and storage name into one claim. Pods that mount the
 claim wait, in an init container, for the file that the Job writes last: so there is one download
 however many replicas start at once, no lock, and nothing that runs on nodes.
 */}}
@@ -15,10 +15,15 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 {{- end }}
 {{- end }}
 
+{{/* What a model is downloaded from; empty where its files are there. */}}
+{{- define "baton.model.fetched" -}}
+{{- with .source.hub }}{{ .repository }}{{ end }}{{ with .source.store }}{{ .url }}{{ end }}
+{{- end }}
+
 {{/* The claim of a download; its name changes with the files and the storage. */}}
 {{- define "baton.model.download" -}}
-{{- $hub := .model.source.hub }}
-{{- $what := printf "%s@%s %v %s %v" $hub.repository ($hub.revision | default "main") .model.sizeGiB .storage (get .root.Values.storage .storage) | sha256sum | trunc 6 }}
+{{- $revision := ternary ((.model.source.hub).revision | default "main") "" (hasKey .model.source "hub") }}
+{{- $what := printf "%s@%s %v %s %v" (include "baton.model.fetched" .model) $revision .model.sizeGiB .storage (get .root.Values.storage .storage) | sha256sum | trunc 6 }}
 {{- $where := ternary "" (printf "-%s" .storage) (eq .storage "default") }}
 {{- $name := printf "%s-%s%s" (include "baton.fullname" .root) (include "baton.model.id" .model) $where }}
 {{- printf "%s-%s" ($name | trunc 56 | trimSuffix "-") $what }}
@@ -27,14 +32,14 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 {{/* The seconds that a model's download may take; 0 without one. */}}
 {{- define "baton.download.seconds" -}}
 {{- $seconds := .root.Values.hub.deadlineSeconds | int | default (add 600 (mulf 60 .model.sizeGiB | ceil | int)) }}
-{{- ternary $seconds 0 (hasKey .model.source "hub") }}
+{{- ternary $seconds 0 (ne (include "baton.model.fetched" .model) "") }}
 {{- end }}
 
 {{/* Volumes of a workload for one model, as _workload.tpl takes them. */}}
 {{- define "baton.model.volumes" -}}
 {{- $source := .model.source }}
 {{- $id := include "baton.model.id" .model }}
-{{- if $source.hub }}
+{{- if include "baton.model.fetched" .model }}
 - name: model-{{ $id }}
   path: /models/{{ $id }}
   readOnly: true
@@ -68,10 +73,10 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 {{- define "baton.model.init" -}}
 {{- $source := .model.source }}
 {{- $id := include "baton.model.id" .model }}
-{{- if $source.hub }}
+{{- if include "baton.model.fetched" .model }}
 - name: wait-for-{{ $id }}
   image: {{ include "baton.image" (dict "root" .root "service" "tokenizer") }}
-  command: [sh, -c, "echo waiting for the download of {{ $source.hub.repository }}: kubectl logs -l app.kubernetes.io/component=download; until [ -f /models/{{ $id }}/.downloaded ]; do sleep 2; done"]
+  command: [sh, -c, "echo waiting for the download of {{ include "baton.model.fetched" .model }}: kubectl logs -l app.kubernetes.io/component=download; until [ -f /models/{{ $id }}/.downloaded ]; do sleep 2; done"]
   mounts: [{name: model-{{ $id }}, mountPath: /models/{{ $id }}, readOnly: true}]
 {{- else if and $source.image (not $source.image.mount) }}
 - name: copy-{{ $id }}
