@@ -56,7 +56,7 @@ void panel_product(const RowKernels& kernels, Dtype dtype, const Matrix& matrix,
     const uint8_t* weights = panel_at(matrix, panel);
     const bool is_short = num_rows <= 2 * kBlockRows;
     const int slab = is_short ? matrix.num_chunks : kSlabChunks;
-    // Panels follow each other in memory: few rows fetch the next chunk, many share the next slab.
+    // Panels follow each other in memory: few rows fetch a chunk ahead, many share the next slab.
     const int lines = kPanelStepBytes / 64, blocks = (num_rows + kBlockRows - 1) / kBlockRows;
     const int shared_lines = (lines + blocks - 1) / blocks;
     for (int chunk = 0; chunk < matrix.num_chunks; chunk += slab) {
@@ -66,7 +66,7 @@ void panel_product(const RowKernels& kernels, Dtype dtype, const Matrix& matrix,
             const int rows_left = num_rows - row;
             const int num_block_rows = rows_left < kBlockRows ? rows_left : kBlockRows;
             const uint8_t* ahead =
-                is_short ? first + kPanelStepBytes
+                is_short ? first + static_cast<size_t>(kernels.ahead_chunks) * kPanelStepBytes
                          : first + static_cast<size_t>(count) *
                                        (kPanelStepBytes + row / kBlockRows * shared_lines * 64);
             const int ahead_lines = is_short ? (row == 0 ? lines : 0) : shared_lines;

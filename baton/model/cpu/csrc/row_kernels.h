@@ -50,6 +50,8 @@ struct HeadBlock {
 struct RowKernels {
     void (*begin)();  // once per thread before products
     void (*end)();    // once after
+    // How many chunks of a panel ahead few rows fetch: as long as memory needs to answer.
+    int ahead_chunks;
     void (*product[2])(const Product&);
     // RMSNorm of a row of the dtype, as transformers' modules round it: before the weight, too.
     void (*norm_rounded[2])(const void* row, const float* weight, int size, float eps, void* out);

@@ -115,6 +115,7 @@ RowKernels make_table() {
     RowKernels table = row_kernels_avx512();
     table.begin = begin;
     table.end = end;
+    table.ahead_chunks = 1;
     table.product[kBfloat16] = product;
     return table;
 }
