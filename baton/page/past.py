@@ -68,7 +68,6 @@ class Past:
 
 def _point(view: FleetView) -> dict[str, float | None]:
     """What the charts draw of one moment."""
-    decodes = [row for row in view.workers if row.role == "decode"]
     return {
         "at": time.time(),
         "open": sum(row.num_open for row in view.gateways),
@@ -77,6 +76,6 @@ def _point(view: FleetView) -> dict[str, float | None]:
         "failed": sum(row.failed_per_s for row in view.gateways),
         "first_token": view.first_token.p50_s,
         "token_gap": view.token_gap.p50_s,
-        "output": sum(row.output_tokens_per_s for row in decodes),
+        "output": sum(row.output_tokens_per_s for row in view.workers),
         "prompt": sum(row.prompt_tokens_per_s for row in view.workers),
     }

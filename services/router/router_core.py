@@ -14,11 +14,11 @@ from baton.wire.failures import BatonError, Unavailable
 from baton.wire.v1 import peers_pb2, router_pb2, worker_pb2
 from services.router import instruments
 from services.router.admission import AdmissionLog, AdmissionView, Cancellations
+from services.router.fleet import stand_ins
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.health import MAX_TICK_S, HealthState
 from services.router.fleet.quarantine import Quarantine
 from services.router.fleet.report_intake import ReportIntake
-from services.router.fleet.reported import DECODE
 from services.router.fleet.worker import Worker
 from services.router.instruments import PickOutcome
 from services.router.model_queues import ModelQueues
@@ -274,9 +274,9 @@ class RouterCore:
     def _wake_queues(self, worker: Worker) -> None:
         """Try the queues whose requests this worker could take, unless its room is the turn of
         another router."""
-        model_fp, is_decode = worker.registration.model.fp, worker.registration.role == DECODE
+        model_fp, role = worker.registration.model.fp, worker.registration.role
         is_peers = (
-            is_decode
+            role == stand_ins.decoding_role(self._fleet, model_fp)
             and self._turns.has_peers
             and self._turns.note_room(model_fp, worker.worker_id, worker.step_counter)
         )

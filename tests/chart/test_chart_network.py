@@ -208,6 +208,8 @@ def test_what_users_name_outside_is_reached_at_its_port() -> None:
     model = {"source": {"store": {"url": "s3://models/m"}}, "sizeGiB": 0.5}
     store = {"env": {"AWS_ENDPOINT_URL": "http://minio:9000"}}
     assert egress_ports(render({"models": {"m": model}, "hub": store}), "download") == {443, 9000}
+    proxy = {"env": {"HTTPS_PROXY": "http://proxy:3128", "AWS_ENDPOINT_URL": {"secretKeyRef": {}}}}
+    assert egress_ports(render({"models": {"m": model}, "hub": proxy}), "download") == {443, 3128}
     assert egress_ports(objects, "quota") == {6380}
     assert egress_ports(objects, "router") == {16443}
 

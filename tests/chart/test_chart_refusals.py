@@ -59,6 +59,10 @@ REFUSED = {
         {"hub": {"env": {"AWS_SECRET_ACCESS_KEY": "x"}}},
         "hub.env.AWS_SECRET_ACCESS_KEY: secrets are never values",
     ),
+    "inline key of an Azure account": (
+        {"hub": {"env": {"AZURE_STORAGE_SAS_TOKEN": "x"}}},
+        "hub.env.AZURE_STORAGE_SAS_TOKEN: secrets are never values",
+    ),
     "a folder of no store": (
         {"models": models(m={"sizeGiB": 1, "source": {"store": {"url": "s3://bucket"}}})},
         "does not match pattern",

@@ -65,7 +65,7 @@ def summary(look: Look) -> list[str]:
     rate = sum(row.requests_per_s for row in view.gateways)
     failed = sum(row.failed_per_s for row in view.gateways)
     prompt = sum(row.prompt_tokens_per_s for row in view.workers)
-    output = sum(row.output_tokens_per_s for row in view.workers if row.role == "decode")
+    output = sum(row.output_tokens_per_s for row in view.workers)
     num_open = sum(row.num_open for row in view.gateways)
     lines = [
         f"requests  {num_open} open  {view.num_queued} queued  {rate:.1f}/s  {failed:.1f}/s failed",

@@ -19,7 +19,7 @@ const FIGURES = [
   } },
   { name: "First token", point: "first_token", show: time, title: "Time from a request's arrival to its first token (TTFT), median", value: (fleet) => fleet.first_token.p50_s, more: (fleet) => `p95 ${time(fleet.first_token.p95_s)}` },
   { name: "Between tokens", point: "token_gap", show: time, title: "Time between two tokens of an answer (ITL), median", value: (fleet) => fleet.token_gap.p50_s, more: (fleet) => `p95 ${time(fleet.token_gap.p95_s)}` },
-  { name: "Output tokens", point: "output", show: perSecond, value: (fleet) => sum(fleet.workers.filter((row) => row.role === "decode"), "output_tokens_per_s"), more: () => "by decode workers" },
+  { name: "Output tokens", point: "output", show: perSecond, value: (fleet) => sum(fleet.workers, "output_tokens_per_s"), more: () => "by all workers" },
   { name: "Prompt tokens", point: "prompt", show: perSecond, title: "Prompt tokens that were computed, not found in a cache", value: (fleet) => sum(fleet.workers, "prompt_tokens_per_s"), more: () => "computed" },
   { name: "Streams moved", title: "Streams that a failing worker lost and another one continued, since the start; and connections to workers that broke and went on", show: count, value: (fleet) => fleet.healed.num_moved, more: (fleet) => `${fleet.healed.num_resumed} resumed` },
 ];

@@ -6,9 +6,12 @@ held against the digest that its source knows, and noted in a manifest, from whi
 made.
 """
 
+import fcntl
+import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path, PurePosixPath
@@ -18,6 +21,7 @@ from baton.model.load.hub_files import INDEX_FILE, NoWeights, wanted_files
 from baton.wire.manifest import MANIFEST_FILE, FileDigest, Manifest, read_manifest
 
 MARKER = ".downloaded"
+LOCK = ".downloading"
 # Files at a time: what is under way when the process ends is fetched again, or goes on.
 _NUM_FILES = 4
 _GIB = 2**30
@@ -46,14 +50,23 @@ class Source(Protocol):
     def offered(self) -> tuple[str, Mapping[str, OfferedFile]]:
         """Names what the source has now (a commit), and its files by name. Raises its errors."""
 
+    def num_present(self, files: Sequence[OfferedFile], folder: Path) -> int:
+        """The bytes of these files that need not come any more. Takes away what is left of others.
+        Raises OSError."""
+
     def fetch(self, file: OfferedFile, folder: Path) -> Path:
         """Bring a file into the folder, under its name, unless it is there. Raises its errors and
         OSError."""
 
 
 def download(source: Source, folder: Path) -> None:
-    """Raises the source's errors, NoWeights and OSError."""
+    """Raises the source's errors, NoWeights and OSError: another one is at it, for one."""
     folder.mkdir(parents=True, exist_ok=True)
+    with _alone_in(folder):
+        _download(source, folder)
+
+
+def _download(source: Source, folder: Path) -> None:
     marker = folder / MARKER
     has_manifest = read_manifest(folder) is not None
     if has_manifest and marker.is_file() and marker.read_text().strip() == source.place:
@@ -66,7 +79,7 @@ def download(source: Source, folder: Path) -> None:
         index = source.fetch(offered[INDEX_FILE], folder).read_bytes()
     files = [offered[name] for name in wanted_files(offered, index)]
     _check_names(files)
-    _check_room(files, folder)
+    _check_room(source, files, folder)
 
     def fetch(file: OfferedFile) -> FileDigest:
         return _checked(file, source.fetch(file, folder))
@@ -83,10 +96,24 @@ def _checked(file: OfferedFile, path: Path) -> FileDigest:
     """The digest of a file that has come. Raises OSError when it is not the source's."""
     with path.open("rb") as content:
         digest = file_digest(content, "sha256").hexdigest()
-    if file.sha256 not in (None, digest):
+        # A node that dies keeps the marker only with what it stands for.
+        os.fsync(content.fileno())
+    num_bytes = path.stat().st_size
+    if file.sha256 not in (None, digest) or num_bytes != file.num_bytes:
         path.unlink()
-        raise OSError(f"{file.name} came damaged: its SHA-256 is not the hub's; try again")
-    return FileDigest(path.stat().st_size, digest)
+        raise OSError(f"{file.name} came damaged: its SHA-256 or size is another; try again")
+    return FileDigest(num_bytes, digest)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two that write one file would mix it. The lock ends with the process. Raises OSError."""
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(f"another download writes into {folder}; it is tried again") from None
+        yield
 
 
 def _check_names(files: Iterable[OfferedFile]) -> None:
@@ -97,14 +124,13 @@ def _check_names(files: Iterable[OfferedFile]) -> None:
             raise NoWeights(f"{file.name} is no name of a file in a folder")
 
 
-def _check_room(files: Iterable[OfferedFile], folder: Path) -> None:
-    """Raises OSError when the files that are not there yet do not fit."""
-    missing = [file for file in files if not (folder / file.name).is_file()]
-    num_bytes = sum(file.num_bytes for file in missing)
+def _check_room(source: Source, files: Sequence[OfferedFile], folder: Path) -> None:
+    """Raises OSError when what has not come yet does not fit."""
+    num_bytes = sum(file.num_bytes for file in files) - source.num_present(files, folder)
     free = shutil.disk_usage(folder).free
     if num_bytes > free:
         raise OSError(
-            f"{len(missing)} files need {num_bytes / _GIB:.2f} GiB, and {folder} has"
+            f"what has not come yet needs {num_bytes / _GIB:.2f} GiB, and {folder} has"
             f" {free / _GIB:.2f} GiB free: {(num_bytes - free) / _GIB:.2f} GiB are missing"
         )
 

@@ -4,7 +4,7 @@ The hub, its token, its cache and its proxies are huggingface_hub's own variable
 HF_TOKEN_PATH, HTTPS_PROXY).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import huggingface_hub
@@ -34,6 +34,12 @@ class HubSource:
             for each in info.siblings or ()
         ]
         return self._commit, {file.name: file for file in files}
+
+    def num_present(self, files: Sequence[OfferedFile], folder: Path) -> int:
+        """Whole files, and what the library keeps of those that were cut."""
+        whole = [file.num_bytes for file in files if (folder / file.name).is_file()]
+        cut = (folder / ".cache/huggingface/download").rglob("*.incomplete")
+        return sum(whole) + sum(path.stat().st_size for path in cut)
 
     def fetch(self, file: OfferedFile, folder: Path) -> Path:
         """Raises ERRORS and OSError."""

@@ -6,7 +6,7 @@ AZURE_STORAGE_ACCOUNT_NAME), or the machine's account, as obstore finds them.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,36 +47,63 @@ class StoreSource:
             "allow_http": is_plain,
         }
         self._store = from_url(self.place, client_options=options)
-        # By name: what says that a file is still the same one.
+        # By name: what the store compares, and what says here that an object is the same one.
         self._tags: dict[str, str | None] = {}
+        self._versions: dict[str, str] = {}
 
     def offered(self) -> tuple[str, Mapping[str, OfferedFile]]:
         """A digest of the names, sizes and tags, and the files. Raises ERRORS and OSError."""
         found = [each for part in obstore.list(self._store) for each in part]
         self._tags = {each["path"]: each["e_tag"] for each in found}
+        self._versions = {
+            each["path"]: _digest(f"{each['e_tag']} {each['size']} {each['last_modified']}")[:16]
+            for each in found
+        }
         files = {each["path"]: OfferedFile(each["path"], each["size"]) for each in found}
-        told = [f"{name} {files[name].num_bytes} {self._tags[name]}" for name in sorted(files)]
-        return sha256("\n".join(told).encode()).hexdigest(), files
+        told = [f"{name} {files[name].num_bytes} {self._versions[name]}" for name in sorted(files)]
+        return _digest("\n".join(told)), files
+
+    def num_present(self, files: Sequence[OfferedFile], folder: Path) -> int:
+        """Whole files, and the first parts of others; of replaced objects everything goes."""
+        num_bytes = 0
+        for file in files:
+            path, part, version = self._paths(file, folder)
+            for other in path.parent.glob(f".{path.name}.*.part"):
+                if other != part:
+                    other.unlink()
+            if version.is_file() and version.read_text() != self._versions[file.name]:
+                path.unlink(missing_ok=True)
+                version.unlink()
+            if path.is_file() and version.is_file():
+                num_bytes += file.num_bytes
+            elif part.is_file():
+                num_bytes += part.stat().st_size
+        return num_bytes
 
     def fetch(self, file: OfferedFile, folder: Path) -> Path:
-        """Go on behind what has come of this very file. Raises ERRORS and OSError."""
-        path, tag = folder / file.name, self._tags[file.name]
-        parts = path.with_name(f".{path.name}.{_short(tag)}.part")
-        known = path.with_name(f".{path.name}.tag")
-        if path.is_file() and known.is_file() and known.read_text() == _short(tag):
+        """Go on behind what has come of this very object. Raises ERRORS and OSError."""
+        path, part, version = self._paths(file, folder)
+        known = self._versions[file.name]
+        if path.is_file() and version.is_file() and version.read_text() == known:
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with parts.open("ab") as content:
+        with part.open("ab") as content:
             while (start := content.tell()) < file.num_bytes:
                 end = min(start + PART_BYTES, file.num_bytes)
-                content.write(self._part(file.name, tag, start, end))
-        parts.rename(path)
-        known.write_text(_short(tag))
+                content.write(self._content(file.name, start, end))
+        part.rename(path)
+        version.write_text(known)
         return path
 
-    def _part(self, name: str, tag: str | None, start: int, end: int) -> memoryview:
+    def _paths(self, file: OfferedFile, folder: Path) -> tuple[Path, Path, Path]:
+        """Where the file is when it is whole, what has come until then, and its version."""
+        path = folder / file.name
+        part = path.with_name(f".{path.name}.{self._versions[file.name]}.part")
+        return path, part, path.with_name(f".{path.name}.version")
+
+    def _content(self, name: str, start: int, end: int) -> memoryview:
         options: GetOptions = {"range": (start, end)}
-        if tag is not None:
+        if (tag := self._tags[name]) is not None:
             options["if_match"] = tag
         came = memoryview(obstore.get(self._store, name, options=options).bytes())
         if len(came) != end - start:
@@ -84,6 +111,5 @@ class StoreSource:
         return came
 
 
-def _short(tag: str | None) -> str:
-    """A tag as a part of a file's name."""
-    return sha256((tag or "").encode()).hexdigest()[:16]
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()

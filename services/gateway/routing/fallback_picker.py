@@ -1,9 +1,9 @@
-"""Picks without a router, from the decode workers that were ready in the last view of one.
+"""Picks without a router, from the workers that could take a request in the last view of one.
 
 The view may be old, so this gateway's own knowledge decides: workers whose link is lost or closed
 to new attempts come last, and of two drawn at random the one with fewer attempts of this gateway
-wins. Such a pick has no prefill worker, since the pools' rates are not known here; decode workers
-prefill by themselves. Their admission is the authority, as ever.
+wins. Such a pick has no prefill worker, since the pools' rates are not known here; who decodes
+prefills, too. Their admission is the authority, as ever.
 """
 
 import random

@@ -57,6 +57,8 @@ class ServedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     num_ready: int = field(compare=False)
+    # Its ready workers are prefill workers that stand in for decode workers.
+    is_stood_in: bool = field(default=False, compare=False)
     engines: tuple[str, ...] = ()
     # Parameters that none of its workers serves.
     unsupported: frozenset[str] = frozenset()
@@ -85,6 +87,7 @@ class ServedModel:
             vocab_size=state.vocab_size,
             eos_token_ids=frozenset(state.eos_token_ids),
             num_ready=len(ready),
+            is_stood_in=any(w.role == router_pb2.WORKER_ROLE_PREFILL for w in ready),
             engines=tuple(state.engines),
             unsupported=frozenset(state.unsupported),
         )
@@ -237,7 +240,10 @@ class ModelDirectory:
         return min((model.max_model_len for model in self.ready_behind(public_name)), default=0)
 
     def _ready(self, name: str) -> list[ServedModel]:
-        return [model for model in self._by_name.get(name, []) if model.num_ready]
+        """The models of a name with ready workers; when there is none, those with prefill workers
+        that stand in."""
+        ready = [model for model in self._by_name.get(name, []) if model.num_ready]
+        return [model for model in ready if not model.is_stood_in] or ready
 
     def _coming_back(self, name: str) -> list[ServedModel]:
         """The models of a name that had a ready worker a moment ago."""

@@ -1,1 +1,1 @@
-"""Streams to decode workers: connections, links, attempts, credit, migration."""
+"""Streams to workers that decode: connections, links, attempts, credit, migration."""

@@ -5,9 +5,9 @@ for a small share: the next answer that ends frees the next one. It must not cos
 fleet keeps none.
 """
 
+from services.router.fleet import stand_ins
 from services.router.fleet.columns import Figure
 from services.router.fleet.fleet import Fleet
-from services.router.fleet.reported import DECODE
 from services.router.pick.shortlist import MAX_PLAIN
 
 # One slot of these is little more than 1 % of the fleet.
@@ -36,14 +36,15 @@ def is_plenty(fleet: Fleet, model_fp: str, num_requests: int) -> bool:
     """Return whether the pool is large, and a quarter of its batch slots are free, which is also
     PLENTY for these requests."""
     num_free, num_slots = _slots(fleet, model_fp)
-    is_large = len(fleet.of_model(model_fp, DECODE)) > MAX_PLAIN
+    is_large = len(fleet.of_model(model_fp, stand_ins.decoding_role(fleet, model_fp))) > MAX_PLAIN
     return is_large and num_free >= max(num_slots // 4, PLENTY * num_requests)
 
 
 def _slots(fleet: Fleet, model_fp: str) -> tuple[int, int]:
-    """The free batch slots of all decode workers that may be picked, and all of theirs."""
-    pool = fleet.of_model(model_fp, DECODE)
-    if len(pool) > MAX_PLAIN and (columns := fleet.columns(model_fp, DECODE)) is not None:
+    """The free batch slots of all workers that may be picked to decode, and all of theirs."""
+    role = stand_ins.decoding_role(fleet, model_fp)
+    pool = fleet.of_model(model_fp, role)
+    if len(pool) > MAX_PLAIN and (columns := fleet.columns(model_fp, role)) is not None:
         is_fit = columns.is_in()
         free, slots = columns[Figure.BATCH_SLOTS_FREE], columns[Figure.BATCH_SLOTS]
         return int(free[is_fit].sum()), int(slots[is_fit].sum())

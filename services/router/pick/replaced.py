@@ -5,21 +5,17 @@ nothing; its gateway makes its prompt anew for the new one.
 """
 
 from baton.wire.failures import Unavailable
+from services.router.fleet import stand_ins
 from services.router.fleet.fleet import Fleet
-from services.router.fleet.reported import DECODE
 from services.router.pick.pick_request import PickRequest
 
 
 def check_not_replaced(fleet: Fleet, request: PickRequest) -> None:
     """Raise Unavailable (no_worker) when the request's model was replaced. A stream that has begun
     can go on with no other model: it waits."""
-    if request.has_begun or _is_ready(fleet, request.model_fp):
+    if request.has_begun or stand_ins.is_served(fleet, request.model_fp):
         return
     known = fleet.models[request.model_fp]
     for model_fp, other in fleet.models.items():
-        if other.name == known.name and _is_ready(fleet, model_fp):
+        if other.name == known.name and stand_ins.is_served(fleet, model_fp):
             raise Unavailable("its model was replaced", reason="no_worker", retry_after_s=1)
-
-
-def _is_ready(fleet: Fleet, model_fp: str) -> bool:
-    return any(map(fleet.is_fit, fleet.of_model(model_fp, DECODE)))

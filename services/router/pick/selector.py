@@ -213,8 +213,8 @@ class Selector:
     ) -> Pick | NoPick:
         """Pick a pair for the request, which must not take the `reserved` decode worker."""
         isolated = self._fleet.is_isolated()
-        stand_in = stand_ins.are_needed(self._fleet, request.model_fp, isolated=isolated)
-        decode_role = PREFILL if stand_in else DECODE
+        decode_role = stand_ins.decoding_role(self._fleet, request.model_fp, isolated=isolated)
+        stand_in = decode_role == PREFILL
         decodes = self._fleet.of_model(request.model_fp, decode_role)
         prefills = self._fleet.of_model(request.model_fp, PREFILL)
         able = engines.with_adapter(prefills, request) if request.adapter else prefills
@@ -240,13 +240,18 @@ class Selector:
             pools = self._large_pools.shorten(request.model_fp, roles, demand, prompt, kept_away)
         if pools is None:
             pools = self._whole_pools(request, prompt, decode_role)
-        return pick(
+        outcome = pick(
             demand._replace(others=pools.others),
             self._views(request, pools.decodes, isolated, kept_away),
             self._views(request, pools.prefills, isolated, kept_away),
             self._policy,
             self._random,
         )
+        is_one_away = stand_in and bool(self._fleet.of_model(request.model_fp, DECODE))
+        if is_one_away and isinstance(outcome, NoPick) and outcome.obstacle is Obstacle.TOO_LARGE:
+            # For those that stand in; a decode worker that is away may be larger.
+            return outcome._replace(obstacle=Obstacle.NO_WORKER)
+        return outcome
 
     def _cached_prompt(self, request: PickRequest) -> CachedPrompt:
         block_size = self._fleet.models[request.model_fp].block_size

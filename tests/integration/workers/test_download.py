@@ -113,6 +113,17 @@ def test_too_little_room_is_told_before_weights_are_fetched(
     assert not hub.fetched() & WEIGHTS
 
 
+def test_what_the_library_keeps_of_cut_files_counts_as_room(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = sum(map(len, FILES.values())) - len(FILES["model.safetensors.index.json"])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 5000))
+    assert main(["org/model", str(tmp_path)]) == 1
+    kept = tmp_path / ".cache/huggingface/download/of-a-cut-connection.incomplete"
+    kept.write_bytes(b"1" * 5000)
+    assert main(["org/model", str(tmp_path)]) == 0
+
+
 def test_another_revision_leaves_no_weights_of_the_last_one(hub: Hub, tmp_path: Path) -> None:
     assert main(["org/model", str(tmp_path)]) == 0
     hub.files = {"config.json": b"{}", "model.safetensors": b"w"}

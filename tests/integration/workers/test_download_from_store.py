@@ -1,16 +1,19 @@
 """The download of a model from a store of objects over real HTTP, by S3's protocol."""
 
+import fcntl
 import json
+import shutil
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from baton.wire.manifest import MANIFEST_FILE, read_manifest
 from baton.worker.download import store as store_source
 from baton.worker.download.__main__ import main
-from baton.worker.download.fetch import MARKER
+from baton.worker.download.fetch import LOCK, MARKER
 from tests.kit.object_store import KEY_ID, SECRET, ObjectStore
 
 URL = "s3://models/llama"
@@ -87,15 +90,15 @@ def test_what_is_cut_or_refused_for_a_moment_is_asked_for_again(
 def test_a_download_goes_on_behind_the_parts_that_have_come(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, part = "llama/model-2.safetensors", store_source.StoreSource._part
+    key, part = "llama/model-2.safetensors", store_source.StoreSource._content
 
-    def fail_at_the_second(self, name: str, tag: str | None, start: int, end: int) -> memoryview:
+    def fail_at_the_second(self, name: str, start: int, end: int) -> memoryview:
         if name == "model-2.safetensors" and start == PART:
             raise OSError("the pod was killed")
-        return part(self, name, tag, start, end)
+        return part(self, name, start, end)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_source.StoreSource, "_part", fail_at_the_second)
+        patch.setattr(store_source.StoreSource, "_content", fail_at_the_second)
         assert main([URL, str(tmp_path)]) == 1
     assert not (tmp_path / MARKER).exists()
     assert not (tmp_path / MANIFEST_FILE).exists()
@@ -108,20 +111,72 @@ def test_a_download_goes_on_behind_the_parts_that_have_come(
     assert (tmp_path / "model-2.safetensors").read_bytes() == FILES["model-2.safetensors"]
 
 
+def test_what_has_come_counts_as_room_and_what_was_replaced_goes(
+    store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail_at_the_third(self, name: str, start: int, end: int) -> memoryview:
+        if name == "model-2.safetensors" and start == 2 * PART:
+            raise OSError("the pod was killed")
+        return content(self, name, start, end)
+
+    key, content = "llama/model-2.safetensors", store_source.StoreSource._content
+    with monkeypatch.context() as patch:
+        patch.setattr(store_source.StoreSource, "_content", fail_at_the_third)
+        assert main([URL, str(tmp_path)]) == 1
+    # One byte is missing, and there is room for it.
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    store.objects[key] = FILES["model-2.safetensors"][::-1]
+    assert main([URL, str(tmp_path)]) == 1
+    assert "GiB are missing" in capsys.readouterr().err
+    assert not list(tmp_path.glob(".*.part")), "the first parts of the old object are still there"
+    store.objects[key] = FILES["model-2.safetensors"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
+    with monkeypatch.context() as patch:
+        patch.setattr(store_source.StoreSource, "_content", fail_at_the_third)
+        assert main([URL, str(tmp_path)]) == 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    assert main([URL, str(tmp_path)]) == 0
+
+
+def test_two_downloads_into_one_folder_do_not_mix(
+    store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main([URL, str(tmp_path)]) == 1
+    assert "another download writes" in capsys.readouterr().err
+    assert not store.reads
+    assert main([URL, str(tmp_path)]) == 0
+
+
+def test_a_file_of_another_size_is_not_sealed(
+    store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([URL, str(tmp_path)]) == 0
+    (tmp_path / MARKER).unlink()
+    with (tmp_path / "model-1.safetensors").open("ab") as weights:
+        weights.write(b"more")
+    assert main([URL, str(tmp_path)]) == 1
+    assert "model-1.safetensors came damaged" in capsys.readouterr().err
+    assert main([URL, str(tmp_path)]) == 0
+    assert (tmp_path / "model-1.safetensors").read_bytes() == FILES["model-1.safetensors"]
+
+
 def test_an_object_that_was_replaced_meanwhile_is_fetched_from_its_beginning(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, part = "llama/model-2.safetensors", store_source.StoreSource._part
+    key, part = "llama/model-2.safetensors", store_source.StoreSource._content
 
-    def replace_before_the_second(
-        self, name: str, tag: str | None, start: int, end: int
-    ) -> memoryview:
+    def replace_before_the_second(self, name: str, start: int, end: int) -> memoryview:
         if name == "model-2.safetensors" and start == PART:
             store.objects[key] = FILES["model-2.safetensors"][::-1]
-        return part(self, name, tag, start, end)
+        return part(self, name, start, end)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_source.StoreSource, "_part", replace_before_the_second)
+        patch.setattr(store_source.StoreSource, "_content", replace_before_the_second)
         assert main([URL, str(tmp_path)]) == 1, "it mixed two objects"
     assert main([URL, str(tmp_path)]) == 0
     assert (tmp_path / "model-2.safetensors").read_bytes() == store.objects[key]

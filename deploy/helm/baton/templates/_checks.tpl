@@ -21,9 +21,9 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- fail (printf "%s: secrets are never values, for they end in Helm's history; make a Secret and name it in %s" $path $instead) }}
 {{- end }}
 {{- end }}
-{{- range $name := list "AWS_SECRET_ACCESS_KEY" "AWS_SESSION_TOKEN" "AZURE_STORAGE_ACCOUNT_KEY" "AZURE_CLIENT_SECRET" "HF_TOKEN" }}
-{{- $value := get $.Values.hub.env $name }}
-{{- if and $value (not (kindIs "map" $value)) }}
+{{- range $name, $value := .Values.hub.env }}
+{{- $isSecret := and (regexMatch "SECRET|TOKEN|_KEY$|_SAS" $name) (not (regexMatch "_(FILE|PATH)$" $name)) }}
+{{- if and $isSecret $value (not (kindIs "map" $value)) }}
 {{- fail (printf "hub.env.%s: secrets are never values, for they end in Helm's history; write {secretKeyRef: {name: ..., key: ...}}" $name) }}
 {{- end }}
 {{- end }}

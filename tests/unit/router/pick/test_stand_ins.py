@@ -140,3 +140,50 @@ def test_its_room_counts_as_that_of_a_decode_worker(router, run) -> None:
         assert (await waiting).decode.worker_id == "p0"
 
     run(scenario)
+
+
+def test_what_is_too_large_for_it_waits_for_a_decode_worker(router, run) -> None:
+    async def scenario() -> None:
+        r = router(no_worker_wait_s=2)
+        decode = r.decode("d0")
+        decode.register.num_blocks = 1000
+        decode.start(boot_epoch=2)
+        worker = stand_in(r)
+        r.core.lose(decode.endpoint)
+        waiting = asyncio.create_task(r.pick("r1", num_prompt_tokens=2000))
+        for _ in range(30):
+            await asyncio.sleep(0.1)
+            worker.load()
+        with pytest.raises(Unavailable, match="no worker is ready"):
+            await waiting
+
+    run(scenario)
+
+
+def test_a_router_that_has_just_started_waits_for_decode_workers_that_it_has_not_met(
+    router, run, clock
+) -> None:
+    async def scenario() -> None:
+        r = router(workers=("d0:1", "p0:1"), settle_s=5)
+        stand_in(r)
+        waiting = asyncio.create_task(r.pick("r1"))
+        await asyncio.sleep(1.5)
+        assert not waiting.done(), "it had met only the prefill worker"
+        r.decode("d0")
+        assert (await waiting).decode.worker_id == "d0"
+
+    run(scenario)
+
+
+def test_a_request_for_a_model_is_sent_on_when_the_next_one_has_only_stand_ins(router, run) -> None:
+    async def scenario() -> None:
+        r = router()
+        old = r.decode("d0", model_fp="old")
+        new = r.prefill("p1", model_fp="new")
+        new.register.stands_in = True
+        new.start(boot_epoch=2)
+        r.core.lose(old.endpoint)
+        with pytest.raises(Unavailable, match="its model was replaced"):
+            await r.pick("r1", model_fp="old")
+
+    run(scenario)
