@@ -5,16 +5,17 @@ of a file, which leads to another address for large ones, with ranges.
 """
 
 import json
-import threading
 from collections import Counter
 from hashlib import sha1, sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.kit.memory_server import MemoryServer
 
 LARGE_BYTES = 10_000
 
 
-class Hub:
+class Hub(MemoryServer):
     """One repository, `org/model`, at one commit; `url` is HF_ENDPOINT's value."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -28,26 +29,10 @@ class Hub:
         self.refusals: Counter[str] = Counter()
         self.cuts: dict[str, int] = {}
         self.damaged: set[str] = set()
-        hub = self
-
-        class Handler(_Handler):
-            pass
-
-        Handler.hub = hub
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), daemon=True
-        )
-        self._thread.start()
-        port = self._server.server_port
-        self.url = f"http://127.0.0.1:{port}"
+        self.tells_sizes = True
+        super().__init__(_Handler)
         # Another host, as of a store behind the hub.
-        self.cdn = f"http://localhost:{port}/cdn"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self.cdn = f"http://localhost:{self.port}/cdn"
 
     def fetched(self) -> set[str]:
         """The files whose content was asked for."""
@@ -58,9 +43,10 @@ class Hub:
         siblings = [self._sibling(name, content) for name, content in self.files.items()]
         return {"id": "org/model", "sha": self.commit, "siblings": siblings}
 
-    @staticmethod
-    def _sibling(name: str, content: bytes) -> dict[str, Any]:
-        entry: dict[str, Any] = {"rfilename": name, "size": len(content)}
+    def _sibling(self, name: str, content: bytes) -> dict[str, Any]:
+        entry: dict[str, Any] = {"rfilename": name}
+        if self.tells_sizes:
+            entry["size"] = len(content)
         if len(content) >= LARGE_BYTES:
             digest = sha256(content).hexdigest()
             entry["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
@@ -68,7 +54,7 @@ class Hub:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    hub: Hub
+    owner: Hub
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
@@ -82,13 +68,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = self.path.partition("?")[0]
-        self.hub.requests.append((self.command, path))
-        if self.hub.refusals[path]:
-            self.hub.refusals[path] -= 1
+        self.owner.requests.append((self.command, path))
+        if self.owner.refusals[path]:
+            self.owner.refusals[path] -= 1
             self._send(429, {"Retry-After": "0"})
         elif path.startswith("/api/models/org/model"):
             self._send(
-                200, {"Content-Type": "application/json"}, json.dumps(self.hub.description())
+                200, {"Content-Type": "application/json"}, json.dumps(self.owner.description())
             )
         elif path.startswith("/org/model/resolve/"):
             self._resolve(path.split("/", 5)[5])
@@ -98,27 +84,27 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, {})
 
     def _resolve(self, name: str) -> None:
-        content = self.hub.files[name]
+        content = self.owner.files[name]
         headers = {
-            "X-Repo-Commit": self.hub.commit,
+            "X-Repo-Commit": self.owner.commit,
             "ETag": f'"{sha256(content).hexdigest()}"',
             "X-Linked-Size": str(len(content)),
         }
         if len(content) >= LARGE_BYTES:
-            self._send(302, {**headers, "Location": f"{self.hub.cdn}/{name}"})
+            self._send(302, {**headers, "Location": f"{self.owner.cdn}/{name}"})
         else:
             self._send(200, headers, content)
 
     def _content(self, name: str) -> None:
-        content = self.hub.files[name]
-        if name in self.hub.damaged:
+        content = self.owner.files[name]
+        if name in self.owner.damaged:
             content = content[:-1] + b"?"
         start = 0
         if asked := self.headers.get("Range"):
-            self.hub.ranges.append(asked)
+            self.owner.ranges.append(asked)
             start = int(asked.removeprefix("bytes=").partition("-")[0])
         headers = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
-        cut = self.hub.cuts.pop(name, None)
+        cut = self.owner.cuts.pop(name, None)
         self._send(206 if start else 200, headers if start else {}, content[start:], cut=cut)
 
     def _send(

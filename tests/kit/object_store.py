@@ -4,18 +4,19 @@ test asks for.
 It lists in pages, serves ranges, holds If-Match against its tags, and refuses unknown keys.
 """
 
-import threading
 from collections import Counter
 from hashlib import md5
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.kit.memory_server import MemoryServer
 
 KEY_ID, SECRET = "AKIDTEST", "secret-of-a-test"
 PAGE = 3
 
 
-class ObjectStore:
+class ObjectStore(MemoryServer):
     """One bucket, `models`; `url` is AWS_ENDPOINT_URL's value."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
@@ -27,23 +28,7 @@ class ObjectStore:
         # next answer's connection is cut.
         self.refusals: Counter[str] = Counter()
         self.cuts: dict[str, int] = {}
-        store = self
-
-        class Handler(_Handler):
-            pass
-
-        Handler.store = store
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), daemon=True
-        )
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(_Handler)
 
     def read(self) -> set[str]:
         """The keys whose content was asked for."""
@@ -51,7 +36,7 @@ class ObjectStore:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    store: ObjectStore
+    owner: ObjectStore
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
@@ -72,14 +57,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._list({name: values[0] for name, values in parse_qs(asked.query).items()})
 
     def _list(self, query: dict[str, str]) -> None:
-        self.store.num_lists += 1
-        keys = sorted(key for key in self.store.objects if key.startswith(query.get("prefix", "")))
+        self.owner.num_lists += 1
+        keys = sorted(key for key in self.owner.objects if key.startswith(query.get("prefix", "")))
         start = int(query.get("continuation-token", 0))
         page, is_more = keys[start : start + PAGE], start + PAGE < len(keys)
         entries = "".join(
             f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-            f"<ETag>{escape(_tag(self.store.objects[key]))}</ETag>"
-            f"<Size>{len(self.store.objects[key])}</Size></Contents>"
+            f"<ETag>{escape(_tag(self.owner.objects[key]))}</ETag>"
+            f"<Size>{len(self.owner.objects[key])}</Size></Contents>"
             for key in page
         )
         more = f"<NextContinuationToken>{start + PAGE}</NextContinuationToken>" if is_more else ""
@@ -90,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, body.encode(), {"Content-Type": "application/xml"})
 
     def _object(self, key: str) -> None:
-        store = self.store
+        store = self.owner
         content = store.objects.get(key)
         if store.refusals[key]:
             store.refusals[key] -= 1

@@ -29,7 +29,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class OfferedFile:
-    """A file as its source describes it; `sha256` where that is known."""
+    """A file as its source describes it; `num_bytes` 0 and `sha256` None are not known."""
 
     name: str
     num_bytes: int
@@ -99,7 +99,7 @@ def _checked(file: OfferedFile, path: Path) -> FileDigest:
         # A node that dies keeps the marker only with what it stands for.
         os.fsync(content.fileno())
     num_bytes = path.stat().st_size
-    if file.sha256 not in (None, digest) or num_bytes != file.num_bytes:
+    if file.sha256 not in (None, digest) or file.num_bytes not in (0, num_bytes):
         path.unlink()
         raise OSError(f"{file.name} came damaged: its SHA-256 or size is another; try again")
     return FileDigest(num_bytes, digest)

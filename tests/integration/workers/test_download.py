@@ -113,6 +113,12 @@ def test_too_little_room_is_told_before_weights_are_fetched(
     assert not hub.fetched() & WEIGHTS
 
 
+def test_a_hub_that_tells_no_sizes_is_trusted_for_them(hub: Hub, tmp_path: Path) -> None:
+    hub.tells_sizes = False
+    assert main(["org/model", str(tmp_path)]) == 0
+    assert {name: (tmp_path / name).read_bytes() for name in FILES} == FILES
+
+
 def test_what_the_library_keeps_of_cut_files_counts_as_room(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
