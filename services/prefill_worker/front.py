@@ -73,7 +73,9 @@ class PrefillFront(WorkerFront):
         self._transfers.check_integrity()
         owned = {seq_id for transfer in self._transfers for seq_id in transfer.seq_ids}
         attempts = self._gateways.open_request_ids()
-        for seq_id, request_id in self._deps.dispatcher.open_sequences():
+        sequences = dict(self._deps.dispatcher.open_sequences())
+        assert owned <= sequences.keys()
+        for seq_id, request_id in sequences.items():
             assert seq_id in owned or request_id in attempts, f"sequence {seq_id} of {request_id}"
 
     def violations(self) -> Iterator[Violation]:

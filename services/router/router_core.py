@@ -276,8 +276,8 @@ class RouterCore:
         another router."""
         model_fp, role = worker.registration.model.fp, worker.registration.role
         is_peers = (
-            role == stand_ins.decoding_role(self._fleet, model_fp)
-            and self._turns.has_peers
+            self._turns.has_peers
+            and role == stand_ins.decoding_role(self._fleet, model_fp)
             and self._turns.note_room(model_fp, worker.worker_id, worker.step_counter)
         )
         self._queues.wake(model_fp, TURN_S if is_peers else 0.0)

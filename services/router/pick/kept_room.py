@@ -27,7 +27,7 @@ def num_kept(num_slots: int) -> int:
 
 def is_left(fleet: Fleet, model_fp: str) -> bool:
     """Return whether one more sequence leaves the slots free that are to be kept."""
-    num_free, num_slots = _slots(fleet, model_fp)
+    num_free, num_slots = _slots(fleet, model_fp, stand_ins.decoding_role(fleet, model_fp))
     least = num_kept(num_slots)
     return not least or num_free > least
 
@@ -35,14 +35,14 @@ def is_left(fleet: Fleet, model_fp: str) -> bool:
 def is_plenty(fleet: Fleet, model_fp: str, num_requests: int) -> bool:
     """Return whether the pool is large, and a quarter of its batch slots are free, which is also
     PLENTY for these requests."""
-    num_free, num_slots = _slots(fleet, model_fp)
-    is_large = len(fleet.of_model(model_fp, stand_ins.decoding_role(fleet, model_fp))) > MAX_PLAIN
+    role = stand_ins.decoding_role(fleet, model_fp)
+    num_free, num_slots = _slots(fleet, model_fp, role)
+    is_large = len(fleet.of_model(model_fp, role)) > MAX_PLAIN
     return is_large and num_free >= max(num_slots // 4, PLENTY * num_requests)
 
 
-def _slots(fleet: Fleet, model_fp: str) -> tuple[int, int]:
-    """The free batch slots of all workers that may be picked to decode, and all of theirs."""
-    role = stand_ins.decoding_role(fleet, model_fp)
+def _slots(fleet: Fleet, model_fp: str, role: int) -> tuple[int, int]:
+    """The free batch slots of all workers of a pool that may be picked, and all of theirs."""
     pool = fleet.of_model(model_fp, role)
     if len(pool) > MAX_PLAIN and (columns := fleet.columns(model_fp, role)) is not None:
         is_fit = columns.is_in()

@@ -146,13 +146,13 @@ class Selector:
         """Return whether the prompt waits here rather than in a worker's queue. That of a stream
         which has begun goes before all."""
         computing = picked.prefill or picked.decode
-        role = self._fleet.find(computing.worker_id).registration.role
         most_s = prefill_backlog.SHARED_BACKLOG_S if leaves_room else prefill_backlog.BACKLOG_S
         most_tokens = most_s * computing.speed.prefill_tokens_per_s
         if request.has_begun or not computing.speed.is_measured:
             return False
         if computing.num_queued_prefill_tokens <= most_tokens:
             return False
+        role = self._fleet.find(computing.worker_id).registration.role
         return prefill_backlog.least_tokens(self._fleet, request.model_fp, role) > most_tokens
 
     def _check_due(self, request: PickRequest, picked: Pick) -> None:

@@ -22,7 +22,7 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- end }}
 {{- end }}
 {{- range $name, $value := .Values.hub.env }}
-{{- $isSecret := and (regexMatch "SECRET|TOKEN|_KEY$|_SAS" $name) (not (regexMatch "_(FILE|PATH)$" $name)) }}
+{{- $isSecret := and (regexMatch "(SECRET|_TOKEN|_KEY)$" $name) (not (contains "DISABLE" $name)) }}
 {{- if and $isSecret $value (not (kindIs "map" $value)) }}
 {{- fail (printf "hub.env.%s: secrets are never values, for they end in Helm's history; write {secretKeyRef: {name: ..., key: ...}}" $name) }}
 {{- end }}
