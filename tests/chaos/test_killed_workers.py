@@ -8,7 +8,7 @@ import pytest
 
 from baton.testing.process_faults import ProcessFault, WrongTarget
 from tests.chaos.conftest import Target
-from tests.chaos.streams import Answer, assert_same, story
+from tests.chaos.streams import Answer, Stream, assert_same, story
 from tests.chaos.trials import Missed, Trials
 
 NUM_TOKENS = 160
@@ -61,14 +61,20 @@ def kill_under_load(target: Target, role: str, number: int, *, core: bool) -> fl
     busy = target.busy(role)
     if busy:
         target.fault(busy[0], core=core).kill().verify()
-    answers: list[Answer] = [stream.join() for stream in streams]
+    stall_s = join_all(streams, wanted, right)
+    if target.num_moves() == num_moves:
+        raise Missed
+    return stall_s
+
+
+def join_all(streams: list[Stream], wanted: list[dict[str, Any]], right: list[Answer]) -> float:
+    """Every stream ends as it does undisturbed. Returns the longest stall."""
+    answers = [stream.join() for stream in streams]
     for body, answer, expected in zip(wanted, answers, right, strict=True):
         try:
             assert_same(answer, expected)
         except AssertionError as error:
             raise AssertionError(f"{body}: {error}") from error
-    if target.num_moves() == num_moves:
-        raise Missed
     return max(answer.stall_s for answer in answers)
 
 
@@ -103,17 +109,12 @@ def test_streams_go_on_at_prefill_workers_when_every_decode_worker_dies(
             fault.kill()
         for fault in faults:
             fault.verify()
-        answers = [stream.join() for stream in streams]
-        for body, answer, expected in zip(wanted, answers, right, strict=True):
-            try:
-                assert_same(answer, expected)
-            except AssertionError as error:
-                raise AssertionError(f"{body}: {error}") from error
+        stall_s = join_all(streams, wanted, right)
         if target.num_moves() == num_moves:
             raise Missed
         # Else they write the first token of each choice, and no more.
         assert num_tokens_of_prefill(target) - num_before > NUM_TOKENS // 2
-        return max(answer.stall_s for answer in answers)
+        return stall_s
 
     trials.run("kill -9 every decode worker", 25, trial)
 
