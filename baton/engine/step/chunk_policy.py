@@ -5,11 +5,13 @@ time that the decodes themselves need: a decode waits for `max_step_s` or for on
 its own step, whichever is longer. Prefill gets up to MOST_SHARE where it would fall behind. While
 more prompts could be read than streams run, their ratio is its share. Of decodes that take longer
 than `max_step_s` by themselves the share grows with what they take: such a batch is large, many of
-its answers end, and for each a prompt must be read.
+its answers end, and for each a prompt must be read. And while prompts wait a step may take longer,
+twice as long when one waits for QUEUE_STREAMS streams: a queue that stands keeps the batch small,
+so each answer costs more of the time that the queue waits for.
 
 A step without decodes may take LONE_FACTOR times as long: no stream waits for it, only newcomers
 and aborts do. For SHORT_STEPS after a request of a quiet tenant, which is not to wait for the
-prompts of others, it is as short as one with decodes.
+prompts of others, no step takes longer than with decodes and without a queue.
 
 The times of decodes and of a prefill token are learned from the steps that ran. A mixed step has
 both in it: prefill that seems dearer than it is gets ever smaller chunks, which are dearer still.
@@ -20,6 +22,7 @@ batch has grown. Chunked prefill beside decodes: Sarathi-Serve (OSDI 2024).
 LONE_FACTOR = 4
 SHORT_STEPS = 300
 LEAST_SHARE, MOST_SHARE = 0.5, 1.5
+QUEUE_STREAMS = 4
 FIRST_CHUNK_TOKENS = 256
 # After so many mixed steps, or when the batch is so much larger than it was, decodes run alone.
 MAX_MIXED_STEPS = 16
@@ -64,15 +67,23 @@ class ChunkPolicy:
             return self._max_step_tokens
         if self._token_s is None:
             return min(FIRST_CHUNK_TOKENS, self._max_step_tokens)
-        allowed_s = self._max_step_s * (1 if self._num_short_steps else LONE_FACTOR)
+        allowed_s = self._longest_s(num_decodes, num_prompts)
         if num_decodes:
             excess = self._decode_s / self._max_step_s - 1
             share = max(LEAST_SHARE, LEAST_SHARE + excess, num_prompts / num_decodes)
-            share = min(share, MOST_SHARE)
-            allowed_s = max(self._max_step_s - self._decode_s, share * self._decode_s)
+            allowed_s = max(allowed_s - self._decode_s, min(share, MOST_SHARE) * self._decode_s)
         if self._token_s * self._max_step_tokens <= allowed_s:
             return self._max_step_tokens
         return max(1, int(allowed_s / self._token_s))
+
+    def _longest_s(self, num_decodes: int, num_prompts: int) -> float:
+        """The time of a step, unless its decodes are slow."""
+        assert self._max_step_s is not None
+        if self._num_short_steps:
+            return self._max_step_s
+        if not num_decodes:
+            return self._max_step_s * LONE_FACTOR
+        return self._max_step_s * (1 + min(QUEUE_STREAMS * num_prompts / num_decodes, 1))
 
     def observe(self, duration_s: float, num_prefill_tokens: int, num_decodes: int) -> None:
         """One step of `duration_s` seconds has run."""

@@ -10,6 +10,7 @@ from baton.engine.step.chunk_policy import (
     LONE_FACTOR,
     MAX_MIXED_STEPS,
     MOST_SHARE,
+    QUEUE_STREAMS,
     SHORT_STEPS,
     ChunkPolicy,
 )
@@ -65,14 +66,30 @@ def test_the_slower_large_batches_are_the_more_is_read_for_their_successors(
     assert took_s == pytest.approx(decode_s * (1 + share), rel=0.05)
 
 
-@pytest.mark.parametrize(("num_prompts", "share"), [(0, 0.5), (4, 0.5), (8, 1.0), (99, 1.5)])
+@pytest.mark.parametrize(("num_prompts", "share"), [(0, 0.7), (4, 0.7), (8, 1.0), (99, 1.5)])
 def test_while_more_prompts_wait_than_streams_run_most_of_a_step_is_theirs(
     num_prompts: int, share: float
 ) -> None:
     policy = _policy()
-    _Machine(decode_s=0.08).run(policy, 8)
+    _Machine(decode_s=0.12).run(policy, 8)
     num_tokens = policy.allowed_tokens(8, num_prompts)
-    assert num_tokens == pytest.approx(80 * share, rel=0.05)
+    assert num_tokens == pytest.approx(120 * share, rel=0.05)
+
+
+@pytest.mark.parametrize(("num_prompts", "took_s"), [(0, 0.1), (1, 0.15), (2, 0.2), (8, 0.2)])
+def test_a_step_may_take_twice_as_long_while_prompts_wait(num_prompts: int, took_s: float) -> None:
+    assert QUEUE_STREAMS == 4
+    policy, machine = _policy(), _Machine(decode_s=0.04)
+    machine.run(policy, 8)
+    num_tokens = policy.allowed_tokens(8, num_prompts)
+    assert machine.step_s(num_tokens, 8) == pytest.approx(took_s, rel=0.05)
+
+
+def test_a_queue_makes_no_step_longer_for_a_quiet_tenant():
+    policy, machine = _policy(), _Machine(decode_s=0.04)
+    machine.run(policy, 8)
+    policy.shorten()
+    assert machine.step_s(policy.allowed_tokens(8, 8), 8) == pytest.approx(0.1, rel=0.05)
 
 
 def test_a_step_without_decodes_may_take_longer():

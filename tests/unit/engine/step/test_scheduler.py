@@ -326,7 +326,8 @@ def test_a_step_with_decodes_takes_fewer_prompt_tokens_than_one_without() -> Non
     while 2 not in driver.tokens:
         beside.append(driver.step().num_step_tokens)
     assert max(alone) == 80
-    assert max(beside) <= 20
+    # Twice max_step_s: a prompt waits for each stream.
+    assert max(beside) <= 40
 
 
 # Prompts of which some are more important.
