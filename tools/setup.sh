@@ -64,14 +64,11 @@ pip() {
 
 torch=$(grep '^torch==' "$constraints")
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-    if [ -n "${TORCH_INDEX_URL:-}" ]; then
-        echo "Installing $torch from TORCH_INDEX_URL (the CPU build is about 200 MB)"
-        pip install --index-url "$TORCH_INDEX_URL" "$torch"
+    index=$(tools/torch_index.sh "$venv/bin/python")
+    if [ -n "$index" ]; then
+        echo "Installing $torch from $index (the CPU build is about 200 MB)"
+        pip install --index-url "$index" "$torch"
     else
-        if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null && [ -t 1 ]; then
-            echo "No NVIDIA GPU found: with TORCH_INDEX_URL set to PyTorch's CPU wheel index the"
-            echo "download is about 200 MB instead of about 3 GB. See README, 'Without a GPU'."
-        fi
         echo "Installing $torch (the CPU build is about 200 MB, the CUDA build about 3 GB)"
         pip install -c "$constraints" "$torch"
     fi

