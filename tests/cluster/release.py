@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tests.cluster.table import Row
-from tests.kit.kube.cluster_load import Load, Outcome, Way, num_wrong, right_texts, told
+from tests.kit.kube.cluster_load import Load, Outcome, Way, never, num_wrong, right_texts, told
 from tests.kit.kube.real_cluster import Namespace, on_node, run
 
 CHART = Path(__file__).parents[2] / "deploy/helm/baton"
@@ -102,12 +102,13 @@ class Release:
         name: str,
         fault: Callable[[], Any],
         times: int = 1,
-        may_break: bool = False,
+        may_fail: Callable[[str], bool] = never,
         away_s: float = 0.0,
     ) -> None:
         """Let something happen under streams, so many times; asserts that no client noticed.
 
-        `may_break`: it ends or delays clients' own connections, until the cluster sees it.
+        `may_fail`: the errors of a fault that ends or delays clients' own connections, until the
+        cluster sees it.
         `away_s`: for so long nobody can answer, whatever Baton does.
         """
         outcomes: list[Outcome] = []
@@ -120,9 +121,9 @@ class Release:
             outcomes += load.stop()
         row = self._row(name, times, outcomes)
         self.rows.append(row)
-        assert (told(outcomes, may_break), row.wrong) == (Counter(), 0)
+        assert (told(outcomes, may_fail), row.wrong) == (Counter(), 0)
         worst_s = max(outcome.seconds for outcome in outcomes)
-        assert may_break or worst_s <= self._undisturbed_s + away_s + MAX_LATER_S
+        assert may_fail is not never or worst_s <= self._undisturbed_s + away_s + MAX_LATER_S
 
     def images(self) -> tuple[str, ...]:
         """The options of Helm that name the images under test, and what this cluster needs."""

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,7 +126,21 @@ def right_texts(outcomes: list[Outcome]) -> dict[int, str]:
     return texts
 
 
-def told(outcomes: list[Outcome], may_break: bool) -> Counter[str]:
-    """Errors, by text; with `may_break` those alone that came as an answer."""
+def never(error: str) -> bool:
+    return False
+
+
+def is_broken(error: str) -> bool:
+    """It came as a broken connection, not as an answer."""
+    return not error.startswith("ValueError")
+
+
+def is_cut_off(error: str) -> bool:
+    """It came so, or as the word of an Envoy that reaches no gateway."""
+    return is_broken(error) or "no gateway can take this request now" in error
+
+
+def told(outcomes: list[Outcome], may_fail: Callable[[str], bool] = never) -> Counter[str]:
+    """Errors, by text, but those that may be."""
     failures = (outcome.error for outcome in outcomes if outcome.error)
-    return Counter(text for text in failures if not may_break or text.startswith("ValueError"))
+    return Counter(text for text in failures if not may_fail(text))
