@@ -51,6 +51,7 @@ def test_two_renders_without_a_cluster_are_the_same_with_secrets_that_exist() ->
         "auth": {"existingSecret": "auth"},
         "redis": {"existingSecret": "redis"},
         "tls": {"mode": "existingSecret", "existingSecret": "tls"},
+        "page": {"enabled": True, "existingSecret": "page"},
     }
     assert render(values) == render(values)
 

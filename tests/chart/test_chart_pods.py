@@ -75,6 +75,22 @@ def shaped() -> list[Object]:
     )
 
 
+@cache
+def once() -> list[Object]:
+    """A release with a download and a load test, whose shape is said for all pods."""
+    image = {"image": {"digest": DIGEST}}
+    files = {"source": {"hub": {"repository": "o/m"}}, "sizeGiB": 1}
+    return render(
+        {
+            "pods": SHAPE,
+            "models": {"baton-demo": None, "m": files},
+            "hub": image,
+            "loadtest": {"enabled": True, **image},
+            "gateway": image,
+        }
+    )
+
+
 def test_every_service_and_pool_has_the_keys_of_pods() -> None:
     servers = of_kind(shaped(), *SERVERS)
     assert {component(one) for one in servers} == {*PARTS, "jaeger", "prefill", "decode"}
@@ -98,6 +114,24 @@ def test_every_service_and_pool_has_the_keys_of_pods() -> None:
         assert SHAPE["extraVolumeMounts"][0] in container["volumeMounts"]
 
 
+def test_pods_that_run_once_have_what_all_have_but_for_variables_volumes_and_claims() -> None:
+    for workload in of_component(once(), "download", "loadtest", "test"):
+        pod = pod_of(workload)
+        assert pod["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+        assert pod["metadata"]["labels"]["team"] == "inference"
+        assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == component(workload)
+        spec = pod["spec"]
+        once_place = {key: PLACE[key] for key in PLACE if key != "topologySpreadConstraints"}
+        assert {key: spec[key] for key in once_place} == once_place
+        assert spec["serviceAccountName"] == "own"
+        assert spec["securityContext"]["fsGroup"] == 7
+        (container,) = spec["containers"]
+        assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+        assert "UCX_TLS" not in {entry["name"] for entry in container["env"]}
+    (pod,) = of_component(once(), "test")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+
+
 def test_security_contexts_are_merged_and_null_is_left_to_the_platform() -> None:
     for workload in of_kind(shaped(), *SERVERS):
         spec = pod_of(workload)["spec"]
@@ -113,7 +147,7 @@ def test_security_contexts_are_merged_and_null_is_left_to_the_platform() -> None
 
 def test_shaped_objects_fit_the_strict_schemas() -> None:
     newest = Schemas(VERSIONS[-1])
-    assert [error for found in shaped() for error in newest.errors(found)] == []
+    assert [error for found in shaped() + once() for error in newest.errors(found)] == []
 
 
 def test_rights_go_to_the_account_that_a_service_has() -> None:
@@ -127,6 +161,9 @@ def test_a_digest_pins_an_image_and_a_name_replaces_the_releases() -> None:
     for workload in of_component(shaped(), "prefill", "decode"):
         (container,) = containers(workload)
         assert container["image"] == f"ghcr.io/baton-serving/baton-worker@{DIGEST}"
+    for workload in of_component(once(), "download", "loadtest", "test"):
+        (container,) = containers(workload)
+        assert container["image"].endswith(f"@{DIGEST}")
     assert named(shaped(), "ConfigMap", "baton-more")
     assert named(shaped(), "Deployment", "serving-gateway")
 

@@ -183,6 +183,14 @@ securityContext: {{- . | nindent 2 }}
 {{- include "baton.context" .Values.pods.securityContext | default "{}" }}
 {{- end }}
 
+{{/* Labels and annotations of such a pod, beside the chart's own: (dict "labels" l "annotations" a "keys" k). */}}
+{{- define "baton.pod.metadata" -}}
+labels: {{- toYaml (merge (deepCopy .labels) (.keys.labels | default dict)) | nindent 2 }}
+{{- with merge (deepCopy .annotations) (.keys.annotations | default dict) }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* The ServiceAccount of a pod with these rights: (dict "root" $ "rights" "watcher"); without rights, one that may do nothing. */}}
 {{- define "baton.account" -}}
 {{ include "baton.fullname" .root }}{{ with .rights }}-{{ . }}{{ end }}
