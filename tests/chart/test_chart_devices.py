@@ -146,6 +146,26 @@ def test_notes_warn_of_gpus_that_hand_over_by_grpc_and_of_a_revision_that_moves(
     assert "models.llama-70b.decode: rdma.devices is empty" in notes(PROFILES["llama-70b"])
 
 
+def test_notes_tell_of_vllm_on_gpus_what_it_needs_and_nothing_on_cpus() -> None:
+    told = notes(PROFILES["qwen3-32b"])
+    for role in ("prefill", "decode"):
+        where = f"models.Qwen/Qwen3-32B.{role}"
+        assert f'{where}: vLLM\'s engine starts on GPUs only with settings.unproven: "on"' in told
+        assert f"{where}: releases do not build baton-worker-vllm-cuda" in told
+    assert "IMAGES=worker-vllm-cuda" in told
+    on_cpus = notes({"poolDefaults": {"settings": {"engine": "vllm"}}})
+    assert "vLLM" not in on_cpus
+    pool = dict(PROFILES["qwen3-32b"]["poolDefaults"])
+    pool["settings"] = {**pool["settings"], "unproven": "on"}
+    pool["image"] = {"repository": "host/team/worker", "tag": "1"}
+    chosen = {**PROFILES["qwen3-32b"], "poolDefaults": pool}
+    assert "never ran on a GPU" in notes(chosen)
+    assert "starts on GPUs only" not in notes(chosen)
+    assert "releases do not build" not in notes(chosen)
+    (worker,) = of_component(render(chosen), "decode")
+    assert environment(worker)["BATON_WORKER_UNPROVEN"] == "on"
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_what_baton_size_prints_is_a_release(num_ranks: int) -> None:
     h100 = ACCELERATORS["h100"]

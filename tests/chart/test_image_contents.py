@@ -117,5 +117,5 @@ def test_a_release_has_each_image_that_a_worker_starts_in() -> None:
     release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
     names = release["jobs"]["build"]["strategy"]["matrix"]["name"]
     known = re.findall(r"\[(gateway\|.*?)\]", IMAGE_SCRIPT.read_text())[0].split("|")
-    # vLLM's engine does not start on GPUs.
+    # vLLM's engine never ran on a GPU.
     assert set(known) - set(names) == {"worker-vllm-cuda"}

@@ -9,6 +9,8 @@ from baton.cli.sizing.machines import GIB
 from baton.cli.sizing.plan import Plan
 from baton.cli.sizing.worker import Worker
 
+_UNPROVEN = """\
+# vLLM's engine starts on GPUs only with settings.unproven: "on"; it never ran on one."""
 _CPU_PER_RANK = 4  # cores asked for beside a GPU: front, core and its helpers
 
 
@@ -25,6 +27,8 @@ class Deployment:
 def values_yaml(plan: Plan, deployment: Deployment) -> Iterator[str]:
     """The lines of a values.yaml."""
     worker = plan.worker
+    if deployment.engine == "vllm" and plan.machines.device.is_gpu:
+        yield _UNPROVEN
     yield "models:"
     yield "  baton-demo: null"
     yield f"  {json.dumps(deployment.name)}:"

@@ -142,6 +142,17 @@ def test_values_have_each_pool_with_its_devices_and_settings() -> None:
     assert decode["resources"] == {"requests": {"cpu": 8}}
 
 
+def test_values_say_what_vllm_on_gpus_asks_for_and_leave_it_to_the_operator() -> None:
+    told = {
+        engine: "\n".join(values_yaml(plan_for(), Deployment("org/model-8b", engine, 0.9)))
+        for engine in ("vllm", "baton")
+    }
+    assert '# vLLM\'s engine starts on GPUs only with settings.unproven: "on"' in told["vllm"]
+    assert "unproven" not in told["baton"]
+    for values in map(yaml.safe_load, told.values()):
+        assert "unproven" not in values["models"]["org/model-8b"]["decode"]["settings"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

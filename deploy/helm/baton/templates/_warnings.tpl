@@ -18,11 +18,15 @@ models.{{ $model.name }}: without kvBytesPerToken and maxModelLen (`baton size` 
 {{- if and $pool.usesRdma (not $pool.rdma.devices) }}
 {{ $where }}: rdma.devices is empty: UCX may choose a network card that is not the RDMA network's.
 {{- end }}
-{{- if and (eq ($pool.settings.engine | default "baton") "vllm") (not ($pool.image | default dict).repository) }}
-{{ $where }}: Baton's own images have no vLLM; name one that has it in image.repository.
+{{- if and $pool.isVllm $pool.isGpu }}
+{{- if not ($pool.image | default dict).repository }}
+{{ $where }}: releases do not build {{ print "baton-" $pool.imageName }}; make images IMAGES={{ $pool.imageName }} REGISTRY=HOST/TEAM PUSH=1 does, and image.registry or the pool's image.repository names it.
 {{- end }}
-{{- if and (eq ($pool.settings.engine | default "baton") "vllm") $pool.isGpu }}
-{{ $where }}: vLLM's engine does not start on GPUs yet.
+{{- if eq (toString $pool.settings.unproven) "on" }}
+{{ $where }}: vLLM's engine never ran on a GPU (settings.unproven); let it serve nobody before `python -m bench gpu --engine vllm` has held there.
+{{- else }}
+{{ $where }}: vLLM's engine starts on GPUs only with settings.unproven: "on"; it never ran on one.
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
