@@ -35,11 +35,11 @@ CLASSES = {
 # Listening addresses, names, paths, peers and drain times follow from the rest of the values.
 OWN = {
     "gateway": "listen callers admin_listen gateway_id quota tokenizer router secret_file aliases "
-    "aliases_file outbox_dir store_username store_password_file safety_key_file unready_s drain_s "
-    "trust_traces",
-    "quota": "listen admin_listen redis_url redis_username redis_password_file registry_file "
-    "declared_file bootstrap_key_file secret_file prices_file usage_dir api_listen api_token_file "
-    "registry_secret drain_s",
+    "aliases_file outbox_dir store_username store_password_file store_sentinel_password_file "
+    "safety_key_file unready_s drain_s trust_traces",
+    "quota": "listen admin_listen redis_url redis_username redis_password_file "
+    "redis_sentinel_password_file registry_file declared_file bootstrap_key_file secret_file "
+    "prices_file usage_dir api_listen api_token_file registry_secret drain_s",
     "tokenizer": "listen admin_listen router drain_s",
     "router": "listen admin_listen router_id workers peers stop_grace_s",
     "worker": "listen admin_listen model model_name worker_id device state_dir handoff_dir "

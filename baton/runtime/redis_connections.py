@@ -51,6 +51,11 @@ class PasswordFile(CredentialProvider):
         return self.get_credentials()
 
 
+def password_in(path: Path | None, username: str = "") -> PasswordFile | None:
+    """The credentials of a setting that may name a password file or not."""
+    return None if path is None else PasswordFile(path, username)
+
+
 class _QuickWrites(AbstractConnection):
     """A connection that packs commands in C, and waits for the socket only where that may block.
 
@@ -159,12 +164,17 @@ class _SentinelPool(SentinelConnectionPool, _QuickPool):
 
 
 def connect(
-    url: str, timeout_s: float, max_connections: int, credentials: PasswordFile | None = None
+    url: str,
+    timeout_s: float,
+    max_connections: int,
+    credentials: PasswordFile | None = None,
+    sentinel_credentials: PasswordFile | None = None,
 ) -> Redis | RedisCluster:
     """Return a client for `url`, which connects on first use. Raises ValueError for a bad URL.
 
     A caller waits for a free connection, connects and reads for at most `timeout_s` each (in a
-    cluster it does not wait for a connection). `max_connections` is for each node.
+    cluster it does not wait for a connection). `max_connections` is for each node. Sentinels are
+    shown `sentinel_credentials` alone, and never Redis's `credentials`.
     """
     options: dict[str, Any] = {
         "max_connections": max_connections,
@@ -179,7 +189,7 @@ def connect(
     if scheme.endswith(CLUSTER):
         return _cluster(url.replace(CLUSTER, "", 1), options)
     if scheme.endswith(SENTINEL):
-        return _primary(url.replace(SENTINEL, "", 1), timeout_s, options)
+        return _primary(url.replace(SENTINEL, "", 1), timeout_s, options, sentinel_credentials)
     return Redis.from_pool(_QuickPool.from_url(url, timeout=timeout_s, **options))
 
 
@@ -189,19 +199,27 @@ def _cluster(url: str, options: dict[str, Any]) -> RedisCluster:
     return RedisCluster(startup_nodes=nodes, **_tls(url), **options)
 
 
-def _primary(url: str, timeout_s: float, options: dict[str, Any]) -> Redis:
+def _primary(
+    url: str,
+    timeout_s: float,
+    options: dict[str, Any],
+    sentinel_credentials: PasswordFile | None,
+) -> Redis:
     """`redis+sentinel://sentinel:26379,sentinel:26379/name/0`: the primary called `name`."""
     name, _, db = urlsplit(url).path.strip("/").partition("/")
     if not name:
         raise ValueError("a Sentinel URL ends with the name of the primary: /mymaster/0")
     tls = _tls(url)
-    sentinels = Sentinel(  # type: ignore[no-untyped-call]
-        _hosts(url, _SENTINEL_PORT),
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        protocol=2,
+    # Without `sentinel_kwargs` redis-py would ask the Sentinels with timeouts alone: in plaintext.
+    asked_with = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "protocol": 2,
+        "credential_provider": sentinel_credentials,
         **tls,
-    )
+    }
+    hosts = _hosts(url, _SENTINEL_PORT)
+    sentinels = Sentinel(hosts, sentinel_kwargs=asked_with)  # type: ignore[no-untyped-call]
     pool = _SentinelPool(  # type: ignore[no-untyped-call]
         name, sentinels, timeout=timeout_s, db=int(db or 0), **tls, **options
     )

@@ -13,7 +13,7 @@ from baton.runtime import environment, logs, peer_tls
 from baton.runtime.admin import Page, start_admin
 from baton.runtime.listening_socket import listening_socket
 from baton.runtime.process import Misconfigured, Process, run
-from baton.runtime.redis_connections import PasswordFile, connect
+from baton.runtime.redis_connections import connect, password_in
 from baton.wire.key_registry import RegistryError, read_secrets
 from services.gateway import instruments
 from services.gateway.app import App
@@ -134,11 +134,12 @@ def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> G
 def _store(process: Process, settings: GatewaySettings) -> Store | None:
     if not settings.store_url:
         return None
-    credentials = None
-    if settings.store_password_file is not None:
-        credentials = PasswordFile(settings.store_password_file, settings.store_username)
     client = connect(
-        settings.store_url, settings.store_timeout_s, settings.store_connections, credentials
+        settings.store_url,
+        settings.store_timeout_s,
+        settings.store_connections,
+        password_in(settings.store_password_file, settings.store_username),
+        password_in(settings.store_sentinel_password_file),
     )
     limits = StoreLimits(
         settings.store_ttl_s,

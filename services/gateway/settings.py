@@ -88,6 +88,9 @@ class GatewaySettings:
     store_username: str = ""
     # File with the password of that Redis, read anew for each connection.
     store_password_file: Path | None = None
+    # File with the password of its Sentinels, read anew for each connection; without it they are
+    # shown none.
+    store_sentinel_password_file: Path | None = None
     # Seconds for one call to that Redis.
     store_timeout_s: float = 0.5
     # Connections to that Redis at most.
@@ -193,6 +196,8 @@ class GatewaySettings:
             raise ValueError("store_url must not hold a password: give it in store_password_file")
         if self.store_username and not self.store_password_file:
             raise ValueError("store_username needs store_password_file")
+        if self.store_sentinel_password_file and "+sentinel:" not in self.store_url:
+            raise ValueError("store_sentinel_password_file is for redis+sentinel:// in store_url")
         for name in ("timeout_s", "connections", "ttl_s", "objects_of_tenant", "object_bytes"):
             if getattr(self, f"store_{name}") < (1 if name != "timeout_s" else 0.001):
                 raise ValueError(f"store_{name} is too small")

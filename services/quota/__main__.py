@@ -17,7 +17,7 @@ from baton.runtime.grpc_server import start_server
 from baton.runtime.http_server import LoopServer
 from baton.runtime.listening_socket import listening_socket
 from baton.runtime.process import Process, run
-from baton.runtime.redis_connections import PasswordFile, connect
+from baton.runtime.redis_connections import connect, password_in
 from baton.system.clock import SystemClock
 from baton.wire.v1 import quota_pb2_grpc
 from services.quota import instruments
@@ -50,13 +50,7 @@ async def serve(process: Process, settings: Settings) -> None:
     Raises PriceError.
     """
     prices = Prices(settings.prices_file)
-    client = connect(
-        settings.redis_url,
-        settings.redis_timeout_s,
-        settings.redis_connections,
-        _credentials(settings),
-    )
-    store = RedisStore(client)
+    store = _store(settings)
     registry = _registry(store, settings)
     archiver, workers = _archiver(store, settings), _worker_archive(settings)
     ledger = Ledger(
@@ -106,10 +100,15 @@ async def serve(process: Process, settings: Settings) -> None:
     await store.close()
 
 
-def _credentials(settings: Settings) -> PasswordFile | None:
-    if settings.redis_password_file is None:
-        return None
-    return PasswordFile(settings.redis_password_file, settings.redis_username)
+def _store(settings: Settings) -> RedisStore:
+    client = connect(
+        settings.redis_url,
+        settings.redis_timeout_s,
+        settings.redis_connections,
+        password_in(settings.redis_password_file, settings.redis_username),
+        password_in(settings.redis_sentinel_password_file),
+    )
+    return RedisStore(client)
 
 
 def _registry(store: RedisStore, settings: Settings) -> Registry:

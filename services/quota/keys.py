@@ -21,7 +21,7 @@ from baton.keys.changes import NewKey
 from baton.keys.homes import FileHome
 from baton.keys.redis_copy import publish
 from baton.runtime import environment
-from baton.runtime.redis_connections import PasswordFile, connect
+from baton.runtime.redis_connections import connect, password_in
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits
 from baton.wire.key_registry import KeyRecord, RegistryError
@@ -145,10 +145,13 @@ async def act(client: Any, settings: Settings, arguments: argparse.Namespace) ->
 
 
 async def _run(settings: Settings, arguments: argparse.Namespace) -> None:
-    credentials = None
-    if settings.redis_password_file is not None:
-        credentials = PasswordFile(settings.redis_password_file, settings.redis_username)
-    client = connect(settings.redis_url, _TIMEOUT_S, 2, credentials)
+    client = connect(
+        settings.redis_url,
+        _TIMEOUT_S,
+        2,
+        password_in(settings.redis_password_file, settings.redis_username),
+        password_in(settings.redis_sentinel_password_file),
+    )
     try:
         await act(client, settings, arguments)
     finally:

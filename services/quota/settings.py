@@ -22,6 +22,9 @@ class Settings:
     redis_username: str = ""
     # File with the password of Redis, read anew for each connection.
     redis_password_file: Path | None = None
+    # File with the password of the Sentinels, read anew for each connection; without it they are
+    # shown none, and never that of Redis.
+    redis_sentinel_password_file: Path | None = None
     # File of keys and limits, the truth of which Redis has a copy. Without it, declared_file and
     # bootstrap_key_file, the keys are those in Redis.
     registry_file: Path | None = None
@@ -78,6 +81,8 @@ class Settings:
             raise ValueError("redis_url must not hold a password: give it in redis_password_file")
         if self.redis_username and not self.redis_password_file:
             raise ValueError("redis_username needs redis_password_file")
+        if self.redis_sentinel_password_file and "+sentinel:" not in self.redis_url:
+            raise ValueError("redis_sentinel_password_file is for redis+sentinel:// in redis_url")
         if self.num_archives < 1:
             raise ValueError("num_archives must be at least 1")
         if self.bootstrap_key_file and not self.secret_file:

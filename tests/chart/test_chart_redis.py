@@ -138,6 +138,30 @@ def test_nothing_speaks_tls_in_plaintext_and_gateways_do_not_where_they_are_the_
         )
 
 
+def test_a_sentinels_password_is_the_key_of_the_secret_that_the_values_name() -> None:
+    redis = {
+        "enabled": False,
+        "url": "rediss+sentinel://sentinel/mymaster/0",
+        "existingSecret": "mine",
+        "sentinelPasswordKey": "password",
+        "caSecret": "ca",
+    }
+    objects = render({"redis": redis})
+    expected = [
+        {"key": "password", "path": "password"},
+        {"key": "password", "path": "sentinel-password"},
+    ]
+    for kind, service, variable in (
+        ("StatefulSet", "quota", "BATON_QUOTA_REDIS"),
+        ("Deployment", "gateway", "BATON_GATEWAY_STORE"),
+    ):
+        found = named(objects, kind, f"baton-{service}")
+        told = environment(found)[f"{variable}_SENTINEL_PASSWORD_FILE"]
+        assert told == "/etc/baton/redis/sentinel-password"
+        volumes = {one["name"]: one for one in pod_of(found)["spec"]["volumes"]}
+        assert volumes["redis"]["secret"]["items"] == expected
+
+
 def opened(
     port: int, files: MemberFiles, password: Path | None, name: str = "redis.baton"
 ) -> Redis:

@@ -10,6 +10,7 @@ from tests.kit.kube.kube_resources import CORE
 
 GPU = {"resource": "nvidia.com/gpu"}
 SMALL = {"limits": {"memory": "2Gi"}}
+SENTINELS = {"enabled": False, "url": "redis+sentinel://a/mymaster/0"}
 DEMO = {"source": {"demo": True}, "sizeGiB": 0.01}
 
 
@@ -81,6 +82,14 @@ REFUSED = {
     ),
     "no Redis": ({"redis": {"enabled": False}}, "say where your Redis is in redis.url"),
     "two Redis": ({"redis": {"url": "redis://redis:6379"}}, "set redis.enabled: false"),
+    "Sentinels' password without Sentinels": (
+        {"redis": {"enabled": False, "url": "redis://redis:6379", "sentinelPasswordKey": "s"}},
+        "sentinelPasswordKey is for redis.sentinel://",
+    ),
+    "Sentinels' password without a Secret": (
+        {"redis": {**SENTINELS, "sentinelPasswordKey": "password"}},
+        "sentinelPasswordKey names a key of redis.existingSecret",
+    ),
     "no decode worker": (model(replicas=0), "without a decode worker nothing"),
     "two models of one name": (
         {"models": models(m={"sizeGiB": 0.01}, M={"sizeGiB": 0.01})},

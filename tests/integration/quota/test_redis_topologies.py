@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from baton.localstack.ports import LOOPBACK, free_ports
-from baton.runtime.redis_connections import connect
+from baton.runtime.redis_connections import PasswordFile, connect
+from baton.testing.certificates import Authority
 from baton.testing.redis_server import server_binary
 from baton.wire import failures, key_registry, usage_log
 from baton.wire.key_limits import WHOLE, KeyLimits, organisation_root
@@ -27,6 +29,7 @@ from services.quota.ledger import Ledger, store_time_ms
 from services.quota.registry import Registry
 from services.quota.restore import ArchivedBudgets
 from services.quota.store import RedisStore
+from tests import needs
 
 # A busy machine must not decide.
 TIMEOUT_S = 20.0
@@ -41,11 +44,13 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def server(folder: Path, port: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def server(
+    folder: Path, port: int, *arguments: str, program: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     own = folder / str(port)
     own.mkdir()
     command = [
-        str(server_binary()), *arguments, "--port", str(port), "--bind", LOOPBACK,
+        str(program or server_binary()), *arguments, "--port", str(port), "--bind", LOOPBACK,
         "--dir", str(own), "--logfile", str(own / "log"),
     ]  # fmt: skip
     process = subprocess.Popen(command)
@@ -212,6 +217,67 @@ async def until_served(quota: Quota, record: key_registry.KeyRecord, request_id:
         return True
 
     await until(is_served)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+async def test_sentinels_are_shown_their_password(folder, is_same):
+    port, sentinel = free_ports(2)
+    own, theirs = folder / "password", folder / "sentinel-password"
+    own.write_text("of Redis\n")
+    theirs.write_text("of Redis\n" if is_same else "of Sentinels\n")
+    config = folder / "sentinel.conf"
+    config.write_text(
+        f"sentinel monitor mymaster {LOOPBACK} {port} 1\n"
+        'sentinel auth-pass mymaster "of Redis"\n'
+        f'requirepass "{theirs.read_text().strip()}"\n'
+    )
+    with ExitStack() as servers:
+        servers.enter_context(server(folder, port, "--save", "", "--requirepass", "of Redis"))
+        servers.enter_context(server(folder, sentinel, str(config), "--sentinel"))
+        url = f"redis+sentinel://{LOOPBACK}:{sentinel}/mymaster/0"
+        client = connect(url, TIMEOUT_S, 2, PasswordFile(own), PasswordFile(theirs))
+        await until(lambda: is_answered(client))
+        await client.aclose()
+        stranger = connect(url, TIMEOUT_S, 2, PasswordFile(own))
+        with pytest.raises(MasterNotFoundError, match="AuthenticationError"):
+            await stranger.execute_command("PING")
+        await stranger.aclose()
+
+
+@needs.redis_with_tls
+async def test_sentinels_are_asked_over_tls_where_the_address_says_so(folder, tmp_path):
+    files = Authority(tmp_path, "ours").issue(tmp_path / "member", san=f"IP:{LOOPBACK}")
+    tls_port, sentinel_tls_port, port, sentinel = free_ports(4)
+    tls = (
+        *("--tls-cert-file", str(files.cert), "--tls-key-file", str(files.key)),
+        *("--tls-ca-cert-file", str(files.ca), "--tls-replication", "yes"),
+    )
+    config = folder / "sentinel.conf"
+    config.write_text(f"sentinel monitor mymaster {LOOPBACK} {tls_port} 1\n")
+    program = Path(needs.REDIS_WITH_TLS)
+    with ExitStack() as servers:
+        options = ("--save", "", "--tls-port", str(tls_port), *tls)
+        servers.enter_context(server(folder, port, *options, program=program))
+        options = (str(config), "--sentinel", "--tls-port", str(sentinel_tls_port), *tls)
+        servers.enter_context(server(folder, sentinel, *options, program=program))
+        address = f"{LOOPBACK}:{sentinel_tls_port}/mymaster/0?ssl_ca_certs={files.ca}"
+        # Both ask for a certificate, too.
+        own = f"&ssl_certfile={files.cert}&ssl_keyfile={files.key}"
+        client = connect(f"rediss+sentinel://{address}{own}", TIMEOUT_S, 2)
+        await until(lambda: is_answered(client))
+        await client.aclose()
+        for url in (f"redis+sentinel://{address}", f"rediss+sentinel://{address}"):
+            stranger = connect(url, TIMEOUT_S, 2)
+            with pytest.raises(MasterNotFoundError):
+                await stranger.execute_command("PING")
+            await stranger.aclose()
+
+
+async def is_answered(client: Any) -> bool:
+    try:
+        return await client.execute_command("PING") in (b"PONG", True)
+    except RedisConnectionError:
+        return False
 
 
 @pytest.mark.parametrize("url", ["redis+sentinel://localhost:26379", "redis+sentinel://a,b/"])

@@ -45,6 +45,12 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- if and $r.username (not $r.existingSecret) }}
 {{- fail "redis.username needs redis.existingSecret with its password" }}
 {{- end }}
+{{- if and $r.sentinelPasswordKey (not (contains "+sentinel:" $r.url)) }}
+{{- fail "redis.sentinelPasswordKey is for redis+sentinel:// in redis.url only" }}
+{{- end }}
+{{- if and $r.sentinelPasswordKey (not $r.existingSecret) }}
+{{- fail "redis.sentinelPasswordKey names a key of redis.existingSecret: name that Secret" }}
+{{- end }}
 {{- if and $r.caSecret (not (hasPrefix "rediss" $r.url)) }}
 {{- fail "redis.caSecret is for rediss:// only" }}
 {{- end }}

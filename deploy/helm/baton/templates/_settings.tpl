@@ -82,6 +82,24 @@ gateway,quota,tokenizer,router,worker,edge,envoy,redis
 {{ .Values.redis.existingSecret | default (printf "%s-redis" (include "baton.fullname" .)) }}
 {{- end }}
 
+{{/* The volume with the passwords of Redis, and of Sentinels that ask for one. */}}
+{{- define "baton.volumes.redis" -}}
+{{- if or .Values.redis.enabled .Values.redis.existingSecret }}
+- name: redis
+  path: /etc/baton/redis
+  readOnly: true
+  source:
+    secret:
+      secretName: {{ include "baton.secret.redis" . }}
+      defaultMode: 0440
+      items:
+        - {key: password, path: password}
+        {{- with .Values.redis.sentinelPasswordKey }}
+        - {key: {{ . }}, path: sentinel-password}
+        {{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Where a pod's node stands (`places` of zone and region), unless the service's settings say it. Empty where the
 cluster does not put the node's place on its pods (it does from 1.35 on). */}}
 {{- define "baton.env.places" -}}

@@ -15,6 +15,7 @@ PEERS: dict[str, Any] = {"quota": ("q:1",), "tokenizer": ("t:1",), "router": ("r
     [
         ({"store_url": "redis://:secret@redis:6379/0"}, "store_password_file"),
         ({"store_username": "baton"}, "store_password_file"),
+        ({"store_sentinel_password_file": Path("s")}, "is for redis\\+sentinel://"),
         ({"store_ttl_s": 0.0}, "store_ttl_s"),
         ({"store_timeout_s": 0.0}, "store_timeout_s"),
         ({"store_objects_of_tenant": 0}, "store_objects_of_tenant"),
