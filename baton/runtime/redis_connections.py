@@ -211,10 +211,12 @@ def _primary(
         raise ValueError("a Sentinel URL ends with the name of the primary: /mymaster/0")
     tls = _tls(url)
     # Without `sentinel_kwargs` redis-py would ask the Sentinels with timeouts alone: in plaintext.
+    # Its own ten tries at a Sentinel that is away pause for seconds, and the next one may answer.
     asked_with = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
         "protocol": 2,
+        "retry": options["retry"],
         "credential_provider": sentinel_credentials,
         **tls,
     }

@@ -273,6 +273,28 @@ async def test_sentinels_are_asked_over_tls_where_the_address_says_so(folder, tm
             await stranger.aclose()
 
 
+async def test_a_sentinel_that_is_away_is_passed_over_at_once(folder, monkeypatch):
+    port, sentinel, nobody = free_ports(3)
+    config = folder / "sentinel.conf"
+    config.write_text(f"sentinel monitor mymaster {LOOPBACK} {port} 1\n")
+    pauses: list[float] = []
+
+    async def note(pause_s: float) -> None:
+        pauses.append(pause_s)
+
+    with ExitStack() as servers:
+        servers.enter_context(server(folder, port, "--save", ""))
+        servers.enter_context(server(folder, sentinel, str(config), "--sentinel"))
+        await ask(sentinel, "PING")
+        await ask(port, "PING")
+        monkeypatch.setattr("redis.asyncio.retry.sleep", note)
+        url = f"redis+sentinel://{LOOPBACK}:{nobody},{LOOPBACK}:{sentinel}/mymaster/0"
+        client = connect(url, TIMEOUT_S, 2)
+        assert await is_answered(client)
+        await client.aclose()
+    assert not pauses
+
+
 async def is_answered(client: Any) -> bool:
     try:
         return await client.execute_command("PING") in (b"PONG", True)
