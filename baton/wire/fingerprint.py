@@ -2,7 +2,7 @@
 and over what an embedding model makes of its states. That of a LoRA adapter is over its two files.
 
 Only workers with equal fingerprints are paired, and each model has its own tokenizer artifact. The
-digests of weight files come from the download's manifest (`manifest.py`). In a folder without one
+digests of weight files come from the folder's manifest (`manifest.py`). In a folder without one
 they are hashed whole: once for each file on a host, whatever starts at the same time, for the
 digests are kept beside the user's caches, keyed by path, size and modification time. The text files
 go to the tokenizers with these digests (`model_files.py`).
@@ -61,19 +61,29 @@ def model_digests(folder: Path, *, is_verified: bool = False) -> FileDigests:
     `is_verified`: read all weights, and hold them against the manifest. Raises FileNotFoundError
     when the folder has no config.json, or no safetensors file, ChangedFile.
     """
-    weights = sorted(folder.glob("*.safetensors"))
+    manifest = read_manifest(folder)
+    known = manifest.files if manifest is not None else {}
+    return {
+        name: _digest(folder / name)
+        if is_text(name)
+        else _weights_digest(folder / name, known.get(name), is_verified)
+        for name in fingerprinted_files(folder)
+    }
+
+
+def fingerprinted_files(folder: Path) -> list[str]:
+    """The names of the files that a model's fingerprint is made of: texts, then weights.
+
+    Raises FileNotFoundError when the folder has no config.json, or no safetensors file.
+    """
+    weights = sorted(path.name for path in folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} has no config.json")
     if not weights:
         raise FileNotFoundError(f"{folder} has no *.safetensors file")
     templates = sorted(f"{TEMPLATE_FOLDER}/{p.name}" for p in folder.glob(f"{TEMPLATE_FOLDER}/*"))
-    names = [name for name in (*TEXT_FILES, *templates) if is_text(name)]
-    digests = {name: _digest(path) for name in names if (path := folder / name).is_file()}
-    manifest = read_manifest(folder)
-    known = manifest.files if manifest is not None else {}
-    for path in weights:
-        digests[path.name] = _weights_digest(path, known.get(path.name), is_verified)
-    return digests
+    texts = [name for name in (*TEXT_FILES, *templates) if is_text(name)]
+    return [*(name for name in texts if (folder / name).is_file()), *weights]
 
 
 def is_text(name: str) -> bool:

@@ -1,8 +1,9 @@
-"""The manifest of a downloaded model: size and SHA-256 of each file, so that nobody has to read the
+"""The manifest of a model's folder: size and SHA-256 of each file, so that nobody has to read the
 weights to know what they are.
 
-The download writes it into the model's folder after it has read every byte. It counts for a file as
-long as the size agrees; a person that changes weights in place and keeps their size removes it.
+The download writes it after it has read every byte, and `--manifest` does so for a folder that
+nothing downloaded (`baton/worker/download/noted.py`). It counts for a file as long as the size
+agrees; a person that changes weights in place and keeps their size removes it, or writes it again.
 """
 
 from pathlib import Path
@@ -22,8 +23,9 @@ class FileDigest(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """Where a model's files came from, and what they are, by their path in the folder."""
 
+    # Of a folder that nothing downloaded: its name.
     repository: str
-    # The commit that the wanted revision stood for.
+    # The commit that the wanted revision stood for; of such a folder its fingerprint.
     revision: str
     files: dict[str, FileDigest]
 

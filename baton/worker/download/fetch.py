@@ -62,7 +62,7 @@ class Source(Protocol):
 def download(source: Source, folder: Path) -> None:
     """Raises the source's errors, NoWeights and OSError: another one is at it, for one."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone_in(folder):
+    with alone_in(folder):
         _download(source, folder)
 
 
@@ -106,7 +106,7 @@ def _checked(file: OfferedFile, path: Path) -> FileDigest:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> Iterator[None]:
     """Two that write one file would mix it. The lock ends with the process. Raises OSError."""
     with (folder / LOCK).open("w") as lock:
         try:
