@@ -7,6 +7,7 @@
 #   ENGINE=docker                                       or podman; by default the installed one
 #   BASE=...@sha256:...                                 Python image (3.11 or later), pinned by digest
 #   VLLM_BASE=...@sha256:...                            vLLM's image, for worker-vllm and worker-vllm-cuda
+#   VLLM_NIXL=nixl-cu12                                 NIXL of worker-vllm-cuda, where VLLM_BASE has CUDA 12
 #   TORCH_INDEX_URL, TORCH_CUDA_INDEX_URL               where the workers' torch comes from
 #   BUILD_ARGS="--build-arg PIP_INDEX_URL=..."          more arguments of `build`
 set -euo pipefail
@@ -39,8 +40,9 @@ arguments() {
     # vLLM's own images, with Baton's workers beside it.
     worker-vllm) echo "--build-arg BASE=${VLLM_BASE:-docker.io/vllm/vllm-openai-cpu:v$vllm}" ;;
     worker-vllm-cuda)
+        # That version of vLLM is made for CUDA 13 by default (VLLM_MAIN_CUDA_VERSION).
         echo "--build-arg BASE=${VLLM_BASE:-docker.io/vllm/vllm-openai:v$vllm}" \
-            "--build-arg ENGINE_PYTHON=/usr/bin/python3"
+            "--build-arg ENGINE_PYTHON=/usr/bin/python3 --build-arg NIXL=${VLLM_NIXL:-nixl-cu13}"
         ;;
     *)
         echo "unknown image: $1" >&2

@@ -13,6 +13,8 @@ ARG ENGINE_PYTHON=/opt/venv/bin/python
 ARG PIP_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_NO_INDEX
+# The package of NIXL, which is made for one CUDA: `nixl-cu13`, `nixl-cu12`; empty = none.
+ARG NIXL=
 USER root
 WORKDIR /src
 # Without code, so that a change of code installs nothing again; baton's version stays as metadata.
@@ -23,6 +25,13 @@ RUN touch README.md && \
     "${ENGINE_PYTHON}" -m pip --python /opt/baton/venv/bin/python install --no-cache-dir --no-compile \
         --constraint constraints.txt ".[worker-front]" && \
     "${ENGINE_PYTHON}" -m pip install --no-cache-dir "protobuf>=7.34,<8"
+# It names torch as what it needs, and imports it only for tensors, of which a front has none.
+RUN if [ -n "${NIXL}" ]; then \
+        "${ENGINE_PYTHON}" -m pip --python /opt/baton/venv/bin/python install --no-cache-dir --no-compile \
+            --no-deps --constraint constraints.txt "${NIXL}" && \
+        /opt/baton/venv/bin/python -c "import importlib; \
+importlib.import_module('${NIXL}'.replace('-', '_') + '._api')"; \
+    fi
 WORKDIR /app
 COPY . /src
 RUN cd /src && cp -r --parents baton/__init__.py services/__init__.py \

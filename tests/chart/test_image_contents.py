@@ -109,8 +109,20 @@ def test_images_with_vllm_are_made_from_the_version_that_workers_ask_for(tmp_pat
     for_cpus, for_gpus = (line for line in done.stdout.splitlines() if line.startswith("build"))
     assert f"BASE=docker.io/vllm/vllm-openai-cpu:v{VLLM_VERSION} " in for_cpus
     assert f"BASE=docker.io/vllm/vllm-openai:v{VLLM_VERSION} " in for_gpus
+    # The base image's version is made for CUDA 13 (VLLM_MAIN_CUDA_VERSION of 0.32).
+    assert "NIXL=nixl-cu13 " in for_gpus
+    assert "NIXL" not in for_cpus
     assert "python@sha256" not in done.stdout
     assert f"BASE=docker.io/vllm/vllm-openai-cpu:v{VLLM_VERSION}\n" in VLLM_DOCKERFILE.read_text()
+
+
+def test_the_fronts_of_the_image_with_vllm_get_nixl_without_the_torch_that_it_names() -> None:
+    text = VLLM_DOCKERFILE.read_text().replace("\\\n", " ")
+    parts = re.split("&&|;", text)
+    (installed,) = (part for part in parts if "pip --python" in part and '"${NIXL}"' in part)
+    assert "--python /opt/baton/venv/bin/python install" in installed
+    assert "--no-deps" in installed
+    assert "--constraint constraints.txt" in installed
 
 
 def test_a_release_has_each_image_that_a_worker_starts_in() -> None:

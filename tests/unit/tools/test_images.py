@@ -59,6 +59,13 @@ def test_each_oldest_driver_has_a_tag_of_the_cuda_worker(
     assert "deploy/docker/worker.Dockerfile" in build
 
 
+def test_the_nixl_of_vllms_image_is_that_of_its_cuda_unless_it_is_named(engine: Path) -> None:
+    for named, expected in (({}, "nixl-cu13"), ({"VLLM_NIXL": "nixl-cu12"}, "nixl-cu12")):
+        done, calls = run_script(engine, "tools/images.sh", "worker-vllm-cuda", **named)
+        assert done.returncode == 0, done.stderr
+        assert f"--build-arg NIXL={expected} " in [c for c in calls if c.startswith("build ")][-1]
+
+
 def test_an_image_above_its_budget_is_not_pushed(engine: Path) -> None:
     done, calls = run_script(engine, "tools/images.sh", "quota", megabytes=900, PUSH="1")
     assert done.returncode == 1
