@@ -7,10 +7,15 @@ long an example of Hypothesis takes says more about the machine than about what 
 import gc
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.kit.kube.real_api_server import RealApiServer
 
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -31,6 +36,15 @@ def pytest_runtestloop() -> None:
     the unit tests, and 0.4 s with torch and transformers."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def real_api_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[RealApiServer]":
+    """Of `KUBEBUILDER_ASSETS`; tests that take it are only there where that is set."""
+    from tests.kit.kube.real_api_server import RealApiServer
+
+    with RealApiServer(tmp_path_factory.mktemp("kubernetes")) as server:
+        yield server
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

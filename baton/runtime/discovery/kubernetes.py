@@ -1,9 +1,9 @@
 """EndpointSlices of Kubernetes by list and watch, and the members of a Service from them.
 
-List, then watch from the list's version on. A watch that ends or breaks goes on from the version of
-the last event or bookmark. After a watch that is refused or not understood the slices are listed
-again: the API server has forgotten that version (410), has none that high because it was restored
-from a backup (504), or would answer the same again. Every pause is jittered and grows to
+List, then watch from the list's version on. A watch that ends, breaks or is silent goes on from the
+version of the last event or bookmark. After a watch that is refused or not understood the slices
+are listed again: the API server has forgotten that version (410), has none that high because it was
+restored from a backup (504), or would answer the same again. Every pause is jittered and grows to
 MAX_BACKOFF_S. Known members stay until newer ones are known: an API server that is away changes
 nothing. Endpoints are listed whether ready or not, because a worker that drains is still at work
 and each member is asked for its own readiness.
@@ -40,7 +40,8 @@ LIST_TIMEOUT_S = 15.0
 # After this time the server ends a watch, and the next one may reach another API server behind the
 # balancer.
 WATCH_S = 300
-# Bookmarks come about once a minute; a watch that is silent for longer may be dead.
+# A watch that is silent for longer may be dead, and another one is asked for. Most servers have a
+# bookmark each minute, but none while nothing changes if their etcd tells no progress.
 SILENCE_S = 150.0
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _log = logs.get("discovery.kubernetes")
@@ -233,8 +234,18 @@ class SliceWatch:
                 _request_timeout=watch_s + SILENCE_S,
             )
         async with response:
-            while line := await asyncio.wait_for(response.content.readline(), SILENCE_S):
+            while line := await self._line(response):
                 yield msgspec.json.decode(line, type=Event)
+
+    async def _line(self, response: aiohttp.ClientResponse) -> bytes:
+        """The next line of a watch; empty at its end, and after SILENCE_S without one."""
+        try:
+            line: bytes = await asyncio.wait_for(response.content.readline(), SILENCE_S)
+            return line
+        except TimeoutError:
+            # No failure: nothing may have changed, and the pause until now was long enough.
+            self._backoff_s = FIRST_BACKOFF_S
+            return b""
 
     async def _request(self, **options: Any) -> aiohttp.ClientResponse:
         """The answer to a list or watch, its body unread. Raises ApiFailed."""

@@ -1,4 +1,5 @@
-"""The admin API as a process serves it, and its registry in Secrets, over a stub API server."""
+"""The admin API as a process serves it, and its registry in Secrets, over a stub API server; with
+`KUBEBUILDER_ASSETS` over a real one as well."""
 
 import asyncio
 import json
@@ -22,6 +23,12 @@ from services.quota.__main__ import serve
 from services.quota.settings import Settings
 from tests.kit.kube.kube_api import KubeApi
 from tests.kit.kube.kube_store import Key
+from tests.kit.kube.real_kube_api import (
+    API_SERVERS,
+    RealKubeApi,
+    api_server,
+    only_the_stub,
+)
 
 SECRET = b"s" * 32
 TOKEN = "an-admin-token-of-24-chars"
@@ -77,28 +84,29 @@ async def until_it_answers(http: httpx.AsyncClient) -> httpx.Response:
                 await asyncio.sleep(0.05)
 
 
-@pytest.fixture
-def api() -> Iterator[KubeApi]:
-    with KubeApi() as running:
+@pytest.fixture(params=API_SERVERS)
+def api(request: pytest.FixtureRequest) -> Iterator[KubeApi | RealKubeApi]:
+    with api_server(request) as running:
         yield running
 
 
 @pytest.fixture
-def home(api: KubeApi, tmp_path: Path) -> SecretHome:
-    (tmp_path / "namespace").write_text("default")
-    (tmp_path / "token").write_text("t")
+def home(api: KubeApi | RealKubeApi, tmp_path: Path) -> SecretHome:
+    api.write_account(tmp_path)
     return SecretHome(ApiServer(api.url, tmp_path), "baton-keys")
 
 
-def test_keys_are_kept_in_a_secret_through_the_api_server(home: SecretHome, api: KubeApi) -> None:
+def test_keys_are_kept_in_a_secret_through_the_api_server(
+    home: SecretHome, api: KubeApi | RealKubeApi
+) -> None:
     key, record = changes.create(home, SECRET, NewKey("acme"))
     changes.update(home, record.key_id, KeyChange(priority=7).applied_to)
     assert home.read().keys[record.key_id].priority == 7
-    kept = api.store.get(Key("", "secrets", "default", "baton-keys"))
+    kept = api.store.get(Key("", "secrets", api.namespace, "baton-keys"))
     assert key not in json.dumps(kept)
 
 
-def test_another_writer_of_the_secret_loses_nothing(home: SecretHome, api: KubeApi) -> None:
+def test_another_writer_of_the_secret_loses_nothing(home: SecretHome) -> None:
     _, first = changes.create(home, SECRET, NewKey("acme"))
     _, record = changes.create(home, SECRET, NewKey("acme"))
     meanwhile = [lambda: changes.revoke(home, first.key_id)]
@@ -113,6 +121,7 @@ def test_another_writer_of_the_secret_loses_nothing(home: SecretHome, api: KubeA
     assert (keys[first.key_id].revoked, keys[record.key_id].priority) == (True, 7)
 
 
+@only_the_stub
 @pytest.mark.parametrize("status", [401, 500])
 def test_an_api_server_that_refuses_is_told(home: SecretHome, api: KubeApi, status: int) -> None:
     api.refuse_with = status
@@ -120,12 +129,13 @@ def test_an_api_server_that_refuses_is_told(home: SecretHome, api: KubeApi, stat
         home.read()
 
 
-def test_an_api_server_that_is_away_is_told(home: SecretHome, api: KubeApi) -> None:
+def test_an_api_server_that_is_away_is_told(home: SecretHome, api: KubeApi | RealKubeApi) -> None:
     api.stop()
     with pytest.raises(HomeAway, match="does not answer"):
         home.read()
 
 
+@only_the_stub
 def test_rights_that_are_missing_are_told_and_not_taken_for_an_empty_registry(
     home: SecretHome, api: KubeApi
 ) -> None:

@@ -1,9 +1,11 @@
-"""EndpointSlices by the official client, against a stub API server that speaks the protocol."""
+"""EndpointSlices by the official client, against a stub API server that speaks the protocol; with
+`KUBEBUILDER_ASSETS` against a real one as well, in all that one can be made to do."""
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -17,6 +19,12 @@ from tests import needs
 from tests.kit.kube import kube_watch
 from tests.kit.kube.kube_api import KubeApi
 from tests.kit.kube.kube_store import Key
+from tests.kit.kube.real_kube_api import (
+    API_SERVERS,
+    RealKubeApi,
+    api_server,
+    only_the_stub,
+)
 
 pytest.importorskip("kubernetes", reason=needs.KUBERNETES)
 
@@ -31,15 +39,15 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes_discovery, "MAX_BACKOFF_S", 0.1)
 
 
-@pytest.fixture
-def api():
-    with KubeApi() as running:
+@pytest.fixture(params=API_SERVERS)
+def api(request: pytest.FixtureRequest) -> Iterator[KubeApi | RealKubeApi]:
+    with api_server(request) as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
 def kubeconfig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    """Leads to the stub, as a user's file would."""
+    """Leads to the server, as a user's file would."""
     from kubernetes.aio.config import kube_config
 
     path = tmp_path / "kubeconfig"
@@ -49,8 +57,8 @@ def kubeconfig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 
-def key(name: str, namespace: str = "default") -> Key:
-    return Key("discovery.k8s.io", "endpointslices", namespace, name)
+def key(api: KubeApi | RealKubeApi, name: str) -> Key:
+    return Key("discovery.k8s.io", "endpointslices", api.namespace, name)
 
 
 def endpoint_slice(service: str, *addresses: str, **changes: Any) -> dict[str, Any]:
@@ -68,12 +76,12 @@ def endpoint_slice(service: str, *addresses: str, **changes: Any) -> dict[str, A
     }
 
 
-def put(api: KubeApi, name: str, *addresses: str, service: str = "workers", **changes) -> None:
-    part = endpoint_slice(service, *addresses, **changes)
-    if api.store.find(key(name)) is None:
-        api.store.create(key(name), part)
+def put(api: KubeApi | RealKubeApi, name: str, *addresses: str, service: str = "workers") -> None:
+    part = endpoint_slice(service, *addresses)
+    if api.store.find(key(api, name)) is None:
+        api.store.create(key(api, name), part)
     else:
-        api.store.change(key(name), lambda old: {**part, "metadata": old["metadata"]})
+        api.store.change(key(api, name), lambda old: {**part, "metadata": old["metadata"]})
 
 
 class Followed:
@@ -106,6 +114,9 @@ async def following(target: str = "kubernetes:workers:grpc") -> AsyncIterator[Fo
         task = tasks.create_task(source.follow(followed))
         yield followed
         task.cancel()
+    if source._watch._connection.api.api_client.configuration.host.startswith("https:"):
+        # aiohttp does not wait for the end of its TLS connections.
+        await asyncio.sleep(0.25)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -114,11 +125,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def num_lists(api: KubeApi) -> int:
+def num_lists(api: KubeApi | RealKubeApi) -> int:
     return sum("watch=" not in request for request in api.requests)
 
 
-def watch_versions(api: KubeApi) -> list[str]:
+def watch_versions(api: KubeApi | RealKubeApi) -> list[str]:
     found = (request.partition("resourceVersion=")[2] for request in api.requests)
     return [version.partition("&")[0] for version in found if version]
 
@@ -133,7 +144,7 @@ async def test_endpoints_are_listed_whether_ready_or_not_and_changes_are_told(ap
         await followed.until("10.0.0.1", "10.0.0.2")
         put(api, "workers-1", "10.0.0.1", "10.0.0.3")
         await followed.until("10.0.0.1", "10.0.0.2", "10.0.0.3")
-        api.store.delete(key("workers-1"))
+        api.store.delete(key(api, "workers-1"))
         await followed.until("10.0.0.2")
         assert num_lists(api) == 1
 
@@ -154,14 +165,38 @@ async def test_a_watch_that_breaks_goes_on_from_where_it_was(api) -> None:
         assert watch_versions(api)[-1] == version
 
 
+async def until_a_bookmark(api: KubeApi | RealKubeApi, followed: Followed) -> None:
+    """Let something change of which this watch is not told, until a bookmark tells the version."""
+    put(api, "others-1", "10.0.9.0", service="others")
+    version = api.store.version
+    for number in count(1):
+        if int(followed.source._watch._version) >= version:
+            return
+        await asyncio.sleep(0.2)
+        # Again and again: a server has no bookmark for what was before the watch.
+        put(api, "others-1", f"10.0.9.{number % 250}", service="others")
+
+
+async def test_a_bookmark_tells_the_version_without_an_object(api, monkeypatch) -> None:
+    monkeypatch.setattr(kube_watch, "BOOKMARK_INTERVAL_S", 0.05)
+    # A real server's bookmarks come once a minute, and 2 s before a watch ends.
+    monkeypatch.setattr(kubernetes_discovery, "WATCH_S", 5)
+    put(api, "workers-1", "10.0.0.1")
+    async with following() as followed, asyncio.timeout(TIMEOUT_S):
+        await followed.until("10.0.0.1")
+        await until_a_bookmark(api, followed)
+        assert followed.num_told == 1
+
+
+@only_the_stub
 async def test_bookmarks_carry_the_watch_past_what_the_server_forgets(api, monkeypatch) -> None:
     monkeypatch.setattr(kube_watch, "BOOKMARK_INTERVAL_S", 0.05)
     put(api, "workers-1", "10.0.0.1")
-    async with following() as followed:
+    async with following() as followed, asyncio.timeout(TIMEOUT_S):
         await followed.until("10.0.0.1")
-        for number in range(3):  # nothing that this watch is told of
-            put(api, "others-1", f"10.0.9.{number}", service="others")
-        await until(lambda: followed.source._watch._version == str(api.store.version))
+        await until_a_bookmark(api, followed)
+        version = api.store.version
+        await until(lambda: followed.source._watch._version == str(version))
         api.store.compact()
         api.close_connections()
         put(api, "workers-1", "10.0.0.2")
@@ -174,16 +209,16 @@ async def test_a_forgotten_version_means_a_new_list(api) -> None:
     put(api, "workers-2", "10.0.0.2")
     async with following() as followed:
         await followed.until("10.0.0.1", "10.0.0.2")
-        api.refuse_with = 503
-        api.close_connections()
-        api.store.delete(key("workers-1"))  # an event that nobody will be told of
+        api.stop()
+        api.store.delete(key(api, "workers-1"))  # an event that nobody will be told of
         put(api, "workers-2", "10.0.0.3")
         api.store.compact()
-        api.refuse_with = 0
+        api.start()
         await followed.until("10.0.0.3")
         assert num_lists(api) >= 2
 
 
+@only_the_stub
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
 async def test_an_api_server_that_refuses_changes_nothing(api, status: int) -> None:
     put(api, "workers-1", "10.0.0.1")
@@ -221,6 +256,7 @@ async def test_an_api_server_that_is_away_at_the_start_is_waited_for(api) -> Non
         await followed.until("10.0.0.1")
 
 
+@only_the_stub
 async def test_an_answer_that_is_not_kubernetes_changes_nothing(api, monkeypatch) -> None:
     put(api, "workers-1", "10.0.0.1")
     async with following() as followed:

@@ -3,6 +3,7 @@ a virtual clock: answers are as the official client returns them."""
 
 import asyncio
 import json
+from itertools import pairwise
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -133,6 +134,24 @@ def test_a_watch_that_died_without_a_word_is_begun_again() -> None:
         await asyncio.sleep(kubernetes_discovery.SILENCE_S + 1)
 
     assert follow(scenario) == [["10.0.0.1:7200"], ["10.0.0.2:7200"]]
+
+
+def test_a_quiet_watch_is_no_failure_however_often_it_is_begun_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server whose etcd tells no progress has no bookmarks for a watch of which nothing changes:
+    see `test_a_bookmark_tells_the_version_without_an_object`."""
+
+    async def scenario(api: ApiServer) -> None:
+        await asyncio.sleep(3 * 3600)
+        pauses = [after - before for before, after in pairwise(api.asked_s[1:])]
+        assert len(pauses) > 60
+        longest_s = kubernetes_discovery.SILENCE_S + kubernetes_discovery.FIRST_BACKOFF_S
+        assert max(pauses) <= longest_s
+        assert api.num_lists == 1
+
+    assert follow(scenario) == [["10.0.0.1:7200"]]
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 def test_an_api_server_that_went_back_in_time_is_listed_anew() -> None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
@@ -48,8 +49,11 @@ class KubeApi:
     """The server, on a free port of 127.0.0.1; a context manager.
 
     `store` is what it holds; tests read it, and write what kubelets and controllers would.
-    `refuse_with` makes every request fail with that HTTP status while it is set.
+    `refuse_with` makes every request fail with that HTTP status while it is set. Tests that take a
+    real server as well (`real_kube_api`) keep to `namespace`.
     """
+
+    namespace = "default"
 
     def __init__(
         self,
@@ -78,9 +82,9 @@ class KubeApi:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    def kubeconfig(self, namespace: str = "default") -> str:
+    def kubeconfig(self) -> str:
         """A kubeconfig (JSON is YAML) that leads here."""
-        context = {"cluster": "stub", "user": "stub", "namespace": namespace}
+        context = {"cluster": "stub", "user": "stub", "namespace": self.namespace}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -90,6 +94,11 @@ class KubeApi:
             "contexts": [{"name": "stub", "context": context}],
         }
         return json.dumps(config)
+
+    def write_account(self, folder: Path) -> None:
+        """Write the files of a service account of `namespace`, as a pod has them."""
+        (folder / "namespace").write_text(self.namespace)
+        (folder / "token").write_text("stub")
 
     def start(self) -> None:
         """Serve; again after `stop`, on the same port with the same objects."""

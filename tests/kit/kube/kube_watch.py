@@ -1,8 +1,9 @@
 """The watch of a stub Kubernetes API server: what one watch request is told, in which order.
 
 As the real one: without a version (or with 0) it begins with ADDED for all that exists, else with
-what changed since; BOOKMARK events tell the version without an object; a version that is forgotten
-is one ERROR event with status 410; after `timeoutSeconds` the stream ends.
+what changed since; BOOKMARK events tell the version without an object, once something has changed
+since the watch began (a real server has earlier ones if its etcd tells progress); a version that is
+forgotten is one ERROR event with status 410; after `timeoutSeconds` the stream ends.
 """
 
 import threading
@@ -65,6 +66,7 @@ def write_events(
     version = request.version
     if version == 0 or request.wants_initial_events:
         version = _write_existing(store, request, matches, write)
+    began = store.version
     ends_at = time.monotonic() + request.timeout_s
     while not stopping.is_set() and (left_s := ends_at - time.monotonic()) > 0:
         try:
@@ -76,7 +78,7 @@ def write_events(
             version = change.version
             if request.covers(change) and matches(change.object):
                 write({"type": change.type, "object": change.object})
-        if not changes and request.wants_bookmarks:
+        if not changes and request.wants_bookmarks and version > began:
             write({"type": "BOOKMARK", "object": _bookmark(request.resource, version)})
 
 
