@@ -7,8 +7,14 @@ cpu=https://download.pytorch.org/whl/cpu
 
 if [ -n "${TORCH_INDEX_URL:-}" ]; then
     echo "$TORCH_INDEX_URL"
-elif [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null && ! [ -e /proc/driver/nvidia ] &&
-    ! "$1" -m pip config list | grep -q 'index-url=' &&
-    "$1" -c "import urllib.request; urllib.request.urlopen('$cpu/torch/', timeout=5)" 2>/dev/null; then
+    exit
+fi
+if [ "$(uname -s)" != Linux ] || command -v nvidia-smi >/dev/null || [ -e /proc/driver/nvidia ]; then
+    exit
+fi
+# Whole before it is looked at: pip fails when its reader is gone.
+settings=$("$1" -m pip config list) || exit 0
+case $settings in *index-url=*) exit ;; esac
+if "$1" -c "import urllib.request; urllib.request.urlopen('$cpu/torch/', timeout=5)" 2>/dev/null; then
     echo "$cpu"
 fi

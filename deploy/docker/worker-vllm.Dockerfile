@@ -3,7 +3,7 @@
 # The same image serves both roles: the command is `python -m services.decode_worker` or `...prefill_worker`.
 #
 # For CPUs by default. vLLM's image for GPUs is docker.io/vllm/vllm-openai with the same tag, and its interpreter
-# /usr/bin/python3; a worker does not start there yet (docs/engines.md).
+# /usr/bin/python3; a worker starts there only when told to (docs/engines.md).
 ARG BASE=docker.io/vllm/vllm-openai-cpu:v0.32.0
 
 FROM ${BASE}

@@ -5,9 +5,11 @@ time that the decodes themselves need: a decode waits for `max_step_s` or for on
 its own step, whichever is longer. Prefill gets up to MOST_SHARE where it would fall behind. While
 more prompts could be read than streams run, their ratio is its share. Of decodes that take longer
 than `max_step_s` by themselves the share grows with what they take: such a batch is large, many of
-its answers end, and for each a prompt must be read. And while prompts wait a step may take longer,
-twice as long when one waits for QUEUE_STREAMS streams: a queue that stands keeps the batch small,
-so each answer costs more of the time that the queue waits for.
+its answers end, and for each a prompt must be read.
+
+While prompts are read or wait a step may take longer, twice as long when there is one for
+QUEUE_STREAMS streams: a queue that stands takes the places of streams, and decodes of few streams
+cost nearly as much as those of many.
 
 A step without decodes may take LONE_FACTOR times as long: no stream waits for it, only newcomers
 and aborts do. For SHORT_STEPS after a request of a quiet tenant, which is not to wait for the

@@ -244,6 +244,7 @@ class SliceWatch:
             return line
         except TimeoutError:
             # No failure: nothing may have changed, and the pause until now was long enough.
+            _log.debug("watch_silent", slices=self._selector, silence_s=SILENCE_S)
             self._backoff_s = FIRST_BACKOFF_S
             return b""
 

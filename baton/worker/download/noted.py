@@ -24,8 +24,8 @@ def note_files(folder: Path) -> str:
     meanwhile, a folder of a download, for one.
     """
     fingerprinted_files(folder)
-    if (folder / MARKER).exists():
-        raise OSError("it has a manifest of its download, which also renews it")
+    if (folder / MARKER).exists() and (folder / MANIFEST_FILE).exists():
+        raise OSError(f"a download has noted its files; of a copy of it remove {MARKER} first")
     with alone_in(folder):
         # A worker that starts meanwhile must not take the old digests for those of changed files.
         (folder / MANIFEST_FILE).unlink(missing_ok=True)

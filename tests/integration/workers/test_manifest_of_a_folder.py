@@ -88,10 +88,13 @@ def test_a_file_that_changes_meanwhile_leaves_no_manifest(
 def test_a_folder_without_a_model_and_one_of_a_download_are_refused_by_name(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # Of a copy whose files were changed the manifest was removed.
     (folder / MARKER).write_text("org/model@main\n")
+    assert main(["--manifest", str(folder)]) == 0
     assert main(["--manifest", str(folder)]) == 1
-    assert "has a manifest of its download" in capsys.readouterr().err
+    assert f"of a copy of it remove {MARKER} first" in capsys.readouterr().err
     (folder / MARKER).unlink()
+    (folder / MANIFEST_FILE).unlink()
     with (folder / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main(["--manifest", str(folder)]) == 1

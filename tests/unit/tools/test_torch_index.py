@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# Its pip has the settings of $PIP_SAYS, and it reaches what it is asked to open unless $IS_AWAY.
+# Its pip says $PIP_SAYS and then more than a pipe holds, and ends with $PIP_ENDS; it reaches what
+# it is asked to open unless $IS_AWAY.
 PYTHON = """#!/bin/sh
 case "$*" in
-*"pip config list") printf '%s' "$PIP_SAYS" ;;
+*"pip config list")
+    echo "$PIP_SAYS"
+    for _ in $(seq 9999); do echo "global.timeout='9'"; done
+    exit ${PIP_ENDS:-0}
+    ;;
 *urlopen*) [ -z "$IS_AWAY" ] && echo "$*" >>"$OPENED" ;;
 esac
 """
@@ -19,7 +24,7 @@ esac
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
     """A folder that holds a Python, and what the script itself calls."""
-    for name in ("bash", "uname", "grep", "env"):
+    for name in ("bash", "uname", "grep", "env", "seq"):
         found = next(
             Path(part, name) for part in os.environ["PATH"].split(":") if Path(part, name).exists()
         )
@@ -55,8 +60,12 @@ def test_the_variable_decides(programs: Path) -> None:
 
 @pytest.mark.parametrize(
     "variables",
-    [{"IS_AWAY": "yes"}, {"PIP_SAYS": "global.index-url='https://example.com/simple'\n"}],
-    ids=["away", "pip has an index"],
+    [
+        {"IS_AWAY": "yes"},
+        {"PIP_SAYS": "global.index-url='https://example.com/simple'"},
+        {"PIP_ENDS": "1"},
+    ],
+    ids=["away", "pip has an index", "pip fails"],
 )
 def test_otherwise_pip_looks_where_it_does(programs: Path, variables: dict[str, str]) -> None:
     assert index(programs, **variables) == ""
