@@ -66,7 +66,10 @@ torch=$(grep '^torch==' "$constraints")
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     index=$(tools/torch_index.sh "$venv/bin/python")
     if [ -n "$index" ]; then
-        echo "Installing $torch from $index (the CPU build is about 200 MB)"
+        # Not the index itself, which may hold a password.
+        from="PyTorch's index of CPU builds"
+        [ -z "${TORCH_INDEX_URL:-}" ] || from=TORCH_INDEX_URL
+        echo "Installing $torch from $from (the CPU build is about 200 MB)"
         pip install --index-url "$index" "$torch"
     else
         echo "Installing $torch (the CPU build is about 200 MB, the CUDA build about 3 GB)"
