@@ -42,7 +42,7 @@ CONFIGS = {
     "qwen3-32b/config.json": QWEN_32B,
     "llama-3.3-70b/config.json": LLAMA_70B,
 }
-RECIPES = [each for each in SIZES if each.page == "docs/recipes.md"]
+RECIPES = [each for each in SIZES if each.page.startswith("docs/recipes/")]
 GIB = 2**30
 
 
@@ -192,7 +192,7 @@ def test_a_profile_has_the_pools_of_its_recipe(
 
 
 def test_the_load_test_of_a_recipe_is_a_scenario_of_its_shape(tmp_path: Path) -> None:
-    (text,) = blocks("docs/recipes.md", "toml")
+    (text,) = blocks("docs/recipes/qwen3-32b.md", "toml")
     path = tmp_path / "recipe.toml"
     path.write_text(textwrap.dedent(text))
     (kind,) = scenario.load(str(path)).kinds.values()
