@@ -33,7 +33,8 @@ class WatchLimits:
     """When a core stands still: after `stall_s`, or longer where its step should take long."""
 
     stall_s: float = 1.5
-    # With the longest steps that are allowed (0.4 s) this finds a stall in under 3 s.
+    # A stall is found in under 3 s with steps of up to 0.4 s, and in under 5 s with those of 0.8 s,
+    # to which `engine/step/chunk_policy.py` lengthens steps by default.
     stall_factor: float = 6.0
     # For a step of a kind that never ran before: kernels are compiled, memory is touched.
     first_step_s: float = 60.0

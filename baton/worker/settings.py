@@ -76,8 +76,9 @@ class Settings:
     max_batch: int = 64
     # Tokens of one step, prompts and outputs together; at least max_batch.
     max_step_tokens: int = 2048
-    # How long a step with running streams should take at most, in milliseconds, and up to twice as
-    # long while prompts are read or wait; 0 = no limit.
+    # How long a step with running streams should take at most, in milliseconds; twice as long while
+    # prompts are read without a break, and up to eight times where they are long beside answers.
+    # 0 = no limit.
     max_step_ms: float = 100.0
 
     # Speculative decoding: tokens of a sequence that a step guesses from its past and checks, 32 at

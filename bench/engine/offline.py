@@ -38,7 +38,7 @@ class OfflinePlan:
     batches: list[int]
     num_rounds: int = 3
     # An engine runs a cell as often as fits into this time; not at all when one run would not.
-    max_cell_s: float = 150.0
+    max_cell_s: float = 200.0
     parity: Parity = field(default_factory=Parity)
     kinds: Mapping[str, RequestSize] = field(default_factory=lambda: KINDS)
 

@@ -210,6 +210,13 @@ class Sequence:
         return request.is_suspect and num_new < NUM_TOKENS_ALONE
 
     @property
+    def will_decode(self) -> bool:
+        """Its prompt is not all that is computed of it here."""
+        request = self.request
+        is_prompt_alone = request.kind == "prefill" or request.pools
+        return not is_prompt_alone and request.sampling.max_tokens > 1
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
 

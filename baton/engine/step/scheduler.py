@@ -12,6 +12,7 @@ Knows no runner and no clock; arrivals, deadlines and ends are the engine's.
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from itertools import islice
 
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.sequence.sequence import Sequence, SequenceGroup, SequenceState
@@ -169,9 +170,8 @@ class Scheduler:
         """Plan the sequences that have their turn; empty without work or room for them."""
         plan = StepPlan(self._max_step_tokens, self._max_num_seqs)
         prefilling = self._add_decodes(plan)
-        num_places = self._max_num_seqs - plan.num_decodes
-        num_prompts = min(len(prefilling) + len(self.waiting), num_places)
-        plan.limit_prefill(self._chunks.max_prefill_tokens(plan.num_decodes, num_prompts))
+        may_lengthen = self._may_lengthen(prefilling)
+        plan.limit_prefill(self._chunks.max_prefill_tokens(plan.num_decodes, may_lengthen))
         for seq in prefilling:
             if seq.state is SequenceState.RUNNING:
                 if plan.num_preemptions == 0 and self.waiting.has_more_important(seq):
@@ -185,6 +185,17 @@ class Scheduler:
             if group is not None and group.search is None and scheduled.completes:
                 self._admit_forks(scheduled, group)
         return plan
+
+    def _may_lengthen(self, prefilling: list[Sequence]) -> bool:
+        """Streams may wait longer for the prompt that is read next: it becomes a stream, too, and
+        none has a higher priority."""
+        waiting = (seq for seq in self.waiting.snapshot() if not seq.is_parked)
+        prompts = [*prefilling[:1], *islice(waiting, 1)]
+        if not prompts:
+            return True
+        prompt = min(prompts, key=_rank)
+        streams = (seq for seq in self.running.snapshot() if not seq.is_parked)
+        return prompt.will_decode and next(streams, prompt).rank[0] >= prompt.rank[0]
 
     def has_plain_decodes_only(self) -> bool:
         """The next step surely has nothing else to compute."""

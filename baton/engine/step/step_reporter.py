@@ -63,6 +63,6 @@ class StepReporter:
             decode_step_s=meter.decode_step_s,
             num_not_started=state.sequences.num_not_started,
             num_parked=queues.num_parked,
-            chunk_tokens=self._timer.chunks.allowed_tokens(max(1, queues.num_running)),
+            chunk_tokens=self._timer.chunks.allowed_tokens(max(1, queues.num_running), False),
             num_rows_free=state.manager.rows.leases.num_free,
         )

@@ -36,7 +36,7 @@ from baton.engines.vllm.choices import Choices, behind
 from baton.engines.vllm.departures import Departures
 from baton.engines.vllm.drafts import Drafts
 from baton.engines.vllm.masks import Masks, fault_of
-from baton.engines.vllm.pace import StepPace
+from baton.engines.vllm.pace import StepPace, is_outranked
 from baton.engines.vllm.ranks.connector import StepCopies
 from baton.engines.vllm.reports import Reports
 from baton.engines.vllm.scheduler import Turns
@@ -171,9 +171,9 @@ class VllmEngine:
     def prepare_step(self) -> int:
         running = self._scheduler.running
         num_decodes = sum(each.num_tokens - each.num_computed_tokens == 1 for each in running)
-        num_unread = len(running) - num_decodes + len(self._scheduler.waiting)
-        num_prompts = min(num_unread, self._scheduler.max_num_running_reqs - num_decodes)
-        return self._pace.most_tokens(num_decodes, num_prompts, self._drafts.propose(running))
+        has_prompts = num_decodes < len(running) or bool(self._scheduler.waiting)
+        may_lengthen = not (has_prompts and is_outranked(self._scheduler, self.may_run))
+        return self._pace.most_tokens(num_decodes, may_lengthen, self._drafts.propose(running))
 
     def on_preempted(self, request: Any) -> None:
         self._state.events.num_preemptions += 1

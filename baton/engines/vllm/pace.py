@@ -4,14 +4,16 @@ A step with something in it that never ran before, such as the first logprobs, m
 seconds. It has no expected time, so that nobody takes it for a core that stands still.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from baton.engine.protocol.messages import EngineLoad
 from baton.engine.step.chunk_policy import ChunkPolicy
 from baton.engine.step.step_timer import LoadMeter
-from baton.engines.vllm.sequences import VllmSequence
 from baton.engines.vllm.step_bill import Share
+
+if TYPE_CHECKING:
+    from baton.engines.vllm.sequences import VllmSequence
 
 # Of a step that computes nothing: it copies blocks, or finds room for them.
 _LEAST_S = 0.001
@@ -29,18 +31,17 @@ class StepPace:
         self._num_prefill_tokens = self._num_decodes = 0
         self._probe_s: float | None = None
 
-    def most_tokens(self, num_decodes: int, num_prompts: int, num_drafted: int) -> int:
-        """The tokens that a step with so many decodes and drafted tokens may compute, while so many
-        prompts are read or could be."""
-        num_prefill = self._chunks.max_prefill_tokens(num_decodes, num_prompts)
+    def most_tokens(self, num_decodes: int, may_lengthen: bool, num_drafted: int) -> int:
+        """The tokens that a step with so many decodes and drafted tokens may compute."""
+        num_prefill = self._chunks.max_prefill_tokens(num_decodes, may_lengthen)
         most = num_decodes + num_drafted + num_prefill
         return max(1, min(most, self._max_step_tokens))
 
     def chunk_tokens(self, num_decodes: int) -> int:
         """Prefill tokens that a step takes beside so many decodes."""
-        return self._chunks.allowed_tokens(max(1, num_decodes))
+        return self._chunks.allowed_tokens(max(1, num_decodes), may_lengthen=False)
 
-    def expect(self, shares: Sequence[Share], seqs: Sequence[VllmSequence]) -> float | None:
+    def expect(self, shares: Sequence[Share], seqs: "Sequence[VllmSequence]") -> float | None:
         """How long the step should take; None when there is something new in it."""
         self._num_prefill_tokens = sum(share.num_tokens for share in shares if share.is_prefill)
         self._num_decodes = sum(not share.is_prefill for share in shares)
@@ -72,7 +73,18 @@ class StepPace:
         self.meter.observe_short(step_s)
 
 
-def load_of(scheduler: Any, seqs: Sequence[VllmSequence], pace: StepPace) -> EngineLoad:
+def is_outranked(scheduler: Any, may_run: Callable[[Any], bool]) -> bool:
+    """A running request has a higher priority than the prompt that vLLM reads next."""
+    running, waiting = scheduler.running, filter(may_run, scheduler.waiting)
+    unread = (each for each in running if each.num_tokens - each.num_computed_tokens > 1)
+    prompt = next(unread, None) or next(waiting, None)
+    if prompt is None or not running:
+        return False
+    # Of two with one priority a quiet tenant's has the smaller number (`sequences.py`).
+    return bool(-min(each.priority for each in running) // 2 > -prompt.priority // 2)
+
+
+def load_of(scheduler: Any, seqs: "Sequence[VllmSequence]", pace: StepPace) -> EngineLoad:
     """The load of vLLM's scheduler with these sequences."""
     num_running = len(scheduler.running)
     return EngineLoad(
@@ -89,7 +101,7 @@ def load_of(scheduler: Any, seqs: Sequence[VllmSequence], pace: StepPace) -> Eng
     )
 
 
-def _waits(seq: VllmSequence) -> bool:
+def _waits(seq: "VllmSequence") -> bool:
     """It will take a place in the batch, or holds blocks for it. One without a reader that has lost
     its blocks lets others go first."""
     status = seq.request.status.name
@@ -100,7 +112,7 @@ def _waits(seq: VllmSequence) -> bool:
     return status in ("WAITING", "WAITING_FOR_REMOTE_KVS")
 
 
-def _parts_of(seq: VllmSequence) -> set[str]:
+def _parts_of(seq: "VllmSequence") -> set[str]:
     """What a step computes for a sequence beside its tokens."""
     sampling = seq.add.sampling
     parts = {

@@ -1,6 +1,8 @@
-"""How the prefill share of a step follows what steps took."""
+"""How the prefill share of a step follows what steps took and read."""
 
+from collections import deque
 from dataclasses import dataclass
+from statistics import median, quantiles
 
 import pytest
 
@@ -8,9 +10,11 @@ from baton.engine.step.chunk_policy import (
     FIRST_CHUNK_TOKENS,
     LEAST_SHARE,
     LONE_FACTOR,
+    LONGEST_FACTOR,
     MAX_MIXED_STEPS,
     MOST_SHARE,
-    QUEUE_STREAMS,
+    RAMP_STEPS,
+    READ_FACTOR,
     SHORT_STEPS,
     ChunkPolicy,
 )
@@ -32,10 +36,10 @@ class _Machine:
         return self.fixed_s + num_tokens * self.token_s + (self.decode_s if num_decodes else 0.0)
 
     def run(self, policy: ChunkPolicy, num_decodes: int, num_steps: int = 60) -> list[float]:
-        """The times of the last steps that had prefill."""
+        """The times of the last steps that had prefill, of prompts that lengthen none."""
         mixed = []
         for _ in range(num_steps):
-            num_tokens = policy.max_prefill_tokens(num_decodes)
+            num_tokens = policy.max_prefill_tokens(num_decodes, may_lengthen=False)
             duration_s = self.step_s(num_tokens, num_decodes)
             policy.observe(duration_s, num_tokens, num_decodes)
             if num_tokens:
@@ -66,30 +70,72 @@ def test_the_slower_large_batches_are_the_more_is_read_for_their_successors(
     assert took_s == pytest.approx(decode_s * (1 + share), rel=0.05)
 
 
-@pytest.mark.parametrize(("num_prompts", "share"), [(0, 0.7), (4, 0.7), (8, 1.0), (99, 1.5)])
-def test_while_more_prompts_wait_than_streams_run_most_of_a_step_is_theirs(
-    num_prompts: int, share: float
+def _read_beside(
+    policy: ChunkPolicy, machine: _Machine, num_decodes: int, num_tokens: int, reading_s: float
 ) -> None:
-    policy = _policy()
-    _Machine(decode_s=0.12).run(policy, 8)
-    num_tokens = policy.allowed_tokens(8, num_prompts)
-    assert num_tokens == pytest.approx(120 * share, rel=0.05)
+    """Decodes alone, and then so many prompt tokens beside them in each step."""
+    policy.observe(machine.step_s(0, num_decodes), 0, num_decodes)
+    while reading_s > 1e-6:
+        step_s = machine.step_s(num_tokens, num_decodes)
+        policy.observe(step_s, num_tokens, num_decodes)
+        reading_s -= step_s
 
 
-@pytest.mark.parametrize(("num_prompts", "took_s"), [(0, 0.1), (1, 0.15), (2, 0.2), (8, 0.2)])
-def test_a_step_may_take_twice_as_long_while_prompts_wait(num_prompts: int, took_s: float) -> None:
-    assert QUEUE_STREAMS == 4
+@pytest.mark.parametrize(("reading_s", "took_s"), [(0.0, 0.1), (0.5, 0.15), (1.0, 0.2), (9.0, 0.2)])
+def test_a_step_may_take_twice_as_long_while_prompts_are_read_in_every_step(
+    reading_s: float, took_s: float
+) -> None:
+    assert RAMP_STEPS == 10
     policy, machine = _policy(), _Machine(decode_s=0.04)
-    machine.run(policy, 8)
-    num_tokens = policy.allowed_tokens(8, num_prompts)
-    assert machine.step_s(num_tokens, 8) == pytest.approx(took_s, rel=0.05)
+    _Machine().run(policy, 0)
+    _read_beside(policy, machine, 8, 10, reading_s)
+    assert machine.step_s(policy.allowed_tokens(8), 8) == pytest.approx(took_s, rel=0.05)
+    assert machine.step_s(policy.allowed_tokens(8, False), 8) == pytest.approx(0.1, rel=0.05)
+    policy.observe(0.04, 0, 8)
+    assert machine.step_s(policy.allowed_tokens(8), 8) == pytest.approx(0.1, rel=0.05)
 
 
-def test_a_queue_makes_no_step_longer_for_a_quiet_tenant():
+@pytest.mark.parametrize(("num_tokens", "allowed"), [(20, 120), (200, 400), (2000, 720)])
+def test_twice_as_much_is_read_for_each_decode_as_in_the_latest_steps(
+    num_tokens: int, allowed: int
+) -> None:
+    assert (READ_FACTOR, LONGEST_FACTOR) == (2, 8)
+    policy, machine = _policy(max_step_tokens=9999), _Machine(decode_s=0.08)
+    _Machine().run(policy, 0)
+    _read_beside(policy, machine, 20, num_tokens, machine.step_s(num_tokens, 20) * 4000)
+    assert policy.allowed_tokens(20) == pytest.approx(allowed, rel=0.05)
+    assert policy.allowed_tokens(20, False) == pytest.approx(40, rel=0.05)
+    _read_beside(policy, machine, 20, 20, machine.step_s(20, 20) * 4000)
+    assert policy.allowed_tokens(20) == pytest.approx(120, rel=0.05)
+
+
+def test_what_a_measuring_step_leaves_unread_does_not_end_the_reading():
     policy, machine = _policy(), _Machine(decode_s=0.04)
-    machine.run(policy, 8)
+    _Machine().run(policy, 0)
+    policy.observe(0.04, 0, 8)
+    allowed = []
+    for _ in range(2 * (MAX_MIXED_STEPS + 1)):
+        allowed.append(policy.max_prefill_tokens(8))
+        policy.observe(machine.step_s(allowed[-1], 8), allowed[-1], 8)
+    assert allowed[MAX_MIXED_STEPS] == 0
+    assert allowed[MAX_MIXED_STEPS + 1] == pytest.approx(160, rel=0.05)
+
+
+@pytest.mark.parametrize(("num_tokens", "took_s"), [(10, 0.15), (2000, 0.45)])
+def test_half_of_that_while_a_quiet_tenants_requests_come(num_tokens: int, took_s: float) -> None:
+    policy, machine = _policy(), _Machine(decode_s=0.04)
+    _Machine().run(policy, 0)
+    _read_beside(policy, machine, 8, num_tokens, machine.step_s(num_tokens, 8) * 2000)
     policy.shorten()
-    assert machine.step_s(policy.allowed_tokens(8, 8), 8) == pytest.approx(0.1, rel=0.05)
+    assert machine.step_s(policy.allowed_tokens(8), 8) == pytest.approx(took_s, rel=0.05)
+
+
+def test_steps_without_decodes_say_nothing_of_those_with():
+    policy, machine = _policy(), _Machine(decode_s=0.04)
+    for _ in range(20_000):
+        policy.observe(0.4, 400, 0)
+    _read_beside(policy, machine, 4, 160, 2.0)
+    assert machine.step_s(policy.allowed_tokens(4), 4) == pytest.approx(0.2, rel=0.05)
 
 
 def test_a_step_without_decodes_may_take_longer():
@@ -159,3 +205,56 @@ def test_without_a_limit_every_step_may_be_full():
     policy = _policy(max_step_s=None)
     policy.observe(60.0, 1, 0)
     assert policy.max_prefill_tokens(5) == 4096
+
+
+# Many clients, each of which sends its next request when it has its answer.
+
+
+@dataclass
+class _Request:
+    began_s: float
+    num_unread: int = 840
+    num_outputs_left: int = 150
+
+
+def _serve(num_clients: int, num_requests_each: int) -> tuple[list[float], list[float]]:
+    """Times to the first token and between tokens, by a machine whose prompts are dear."""
+    policy, now_s = _policy(), 0.0
+    waiting = deque(_Request(0.0) for _ in range(num_clients))
+    streams: list[_Request] = []
+    num_to_come = num_clients * (num_requests_each - 1)
+    firsts: list[float] = []
+    gaps: list[float] = []
+    while waiting or streams:
+        num_read = policy.max_prefill_tokens(len(streams))
+        begun, num_left = [], num_read
+        while waiting and num_left:
+            num_tokens = min(num_left, waiting[0].num_unread)
+            waiting[0].num_unread -= num_tokens
+            num_left -= num_tokens
+            if not waiting[0].num_unread:
+                begun.append(waiting.popleft())
+        num_read -= num_left
+        decode_s = 0.035 + 0.005 * len(streams) if streams else 0.0
+        step_s = decode_s + 0.0025 * num_read
+        policy.observe(step_s, num_read, len(streams))
+        now_s += step_s
+        gaps += [step_s] * len(streams)
+        firsts += [now_s - each.began_s for each in begun]
+        for each in streams:
+            each.num_outputs_left -= 1
+        for _ in [each for each in streams if not each.num_outputs_left]:
+            if num_to_come:
+                num_to_come -= 1
+                waiting.append(_Request(now_s))
+        streams = [each for each in streams if each.num_outputs_left] + begun
+    return firsts, gaps
+
+
+@pytest.mark.parametrize(("num_clients", "first_s", "gap_s"), [(8, 5.0, 0.3), (32, 10.0, 0.9)])
+def test_requests_of_many_clients_run_rather_than_wait(
+    num_clients: int, first_s: float, gap_s: float
+) -> None:
+    firsts, gaps = _serve(num_clients, 6)
+    assert median(firsts) < first_s
+    assert quantiles(gaps, n=20)[-1] < gap_s
