@@ -52,7 +52,8 @@ class StepReporter:
 
     def measure_load(self) -> EngineLoad:
         """The engine's load between two steps."""
-        state, meter, queues = self._state, self._timer.meter, self._state.scheduler.load()
+        state, meter, chunks = self._state, self._timer.meter, self._timer.chunks
+        queues = state.scheduler.load()
         return EngineLoad(
             num_running=queues.num_running,
             num_waiting=queues.num_waiting,
@@ -63,6 +64,6 @@ class StepReporter:
             decode_step_s=meter.decode_step_s,
             num_not_started=state.sequences.num_not_started,
             num_parked=queues.num_parked,
-            chunk_tokens=self._timer.chunks.allowed_tokens(max(1, queues.num_running), False),
+            chunk_tokens=chunks.allowed_tokens(max(1, queues.num_running), may_lengthen=False),
             num_rows_free=state.manager.rows.leases.num_free,
         )
